@@ -4,5 +4,15 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod graph;
+pub mod kernel;
+pub mod ops;
+pub mod plan;
+mod profile;
+mod shape;
+mod tensor;
 
 pub use error::{Error, ErrorKind, Result};
+pub use profile::{DeviceClass, DeviceProfile};
+pub use shape::{DType, Shape, TensorType};
+pub use tensor::{HostTensor, Tensor64};

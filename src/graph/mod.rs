@@ -1,0 +1,421 @@
+//! The graph: values and the ops that compute them, append-only, without any device.
+//!
+//! A value is written once by the node that computes it; only the states an op lists in [`Op::updates`] are updated in
+//! place. Nodes run in the order in which they were appended. Gradients and optimiser steps are appended nodes as well
+//! ([`Graph::backward`]).
+
+mod autodiff;
+mod interpret;
+
+pub use interpret::{Interpreter, argsort, to_host};
+
+use crate::kernel::{Dispatch, Operand};
+use crate::profile::DeviceProfile;
+use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
+use std::fmt;
+use std::sync::Arc;
+
+/// A value of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub(crate) u32);
+
+impl ValueId {
+    /// Its place in [`Graph::values`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// Given by the caller before a run. A derived input is computed from another one on the host when that one is
+    /// written.
+    Input(Option<Derived>),
+    /// Lives on the device between runs and across plans, found by its name: parameters, optimiser moments, caches.
+    State,
+    /// Known when the graph is built.
+    Constant(Arc<HostTensor>),
+    /// The output of this number of this node.
+    Computed {
+        /// Index into [`Graph::nodes`].
+        node: usize,
+        /// Which of its outputs.
+        output: usize,
+    },
+    /// A part of a state (see [`Graph::view`]).
+    View,
+}
+
+/// How a derived input follows from another input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Derived {
+    /// The flat indices of an id tensor, sorted by id and, among equal ids, ascending: the order in which a gather's
+    /// gradient sums rows, without atomics.
+    Argsort(ValueId),
+}
+
+/// Where a value's bytes are, when they are a part of another value's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// The value that holds the bytes, itself possibly an alias.
+    pub of: ValueId,
+    /// The first element in it.
+    pub start: usize,
+}
+
+/// One value.
+#[derive(Clone, Debug)]
+pub struct Value {
+    /// Its name, unique for inputs and states; for computed values scope and op.
+    pub name: String,
+    /// Shape and element type.
+    pub ty: TensorType,
+    /// Where it comes from.
+    pub role: Role,
+    /// Set when its bytes are a part of another value.
+    pub alias: Option<Alias>,
+}
+
+/// One op applied to values.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The op.
+    pub op: Arc<dyn Op>,
+    /// Its inputs.
+    pub inputs: Vec<ValueId>,
+    /// Its outputs.
+    pub outputs: Vec<ValueId>,
+    /// Where in the model: `encoder.layers.0.self_attn`.
+    pub scope: String,
+}
+
+/// What an op that moves no bytes says of its outputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// It computes its outputs into memory of their own.
+    Compute,
+    /// Output `i` is the part of input 0 that starts at element `starts[i]`; nothing runs.
+    Split(Vec<usize>),
+    /// Input `i` is to be computed directly into output 0, from element `starts[i]`; nothing runs.
+    Pack(Vec<usize>),
+    /// Input 0 is a state, input `i + 1` is to be computed directly into it, from element `starts[i]`, and output 0 is
+    /// the state after that; nothing runs. What lies between the parts keeps its value.
+    PackInto(Vec<usize>),
+}
+
+/// An operation: shape rule, reference, gradient and lowering, in one place.
+pub trait Op: fmt::Debug + Send + Sync {
+    /// The op's name: also that of its file, its shader and its tests.
+    fn name(&self) -> &'static str;
+
+    /// The types of the outputs, or an error that names the tensor that does not fit.
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>>;
+
+    /// How the outputs lie in memory.
+    fn layout(&self, _inputs: &[&TensorType]) -> Layout {
+        Layout::Compute
+    }
+
+    /// The inputs that are updated in place; each must be a state.
+    fn updates(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// The result in f64 by the plainest loops: the outputs, then the new values of the updated inputs in the order of
+    /// [`Op::updates`].
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64>;
+
+    /// Appends the nodes that compute the gradients of the inputs from those of the outputs; `None` is zero. Of the
+    /// result, one entry for each input, `None` for an input without gradient.
+    fn gradient(
+        &self,
+        graph: &mut Graph,
+        node: &Node,
+        d_outputs: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>> {
+        let _ = (graph, d_outputs);
+        Err(Error::config(self.name(), format!("has no gradient (in {:?})", node.scope)))
+    }
+
+    /// Pushes the dispatches that compute the outputs.
+    fn lower(&self, lowering: &mut Lowering) -> Result<()>;
+}
+
+/// What [`Op::lower`] works with: types in, dispatches out.
+pub struct Lowering<'a> {
+    graph: &'a Graph,
+    node: &'a Node,
+    used: &'a [bool],
+    /// The device to lower for.
+    pub profile: &'a DeviceProfile,
+    pub(crate) dispatches: Vec<Dispatch>,
+    pub(crate) scratch: Vec<usize>,
+}
+
+impl<'a> Lowering<'a> {
+    pub(crate) fn new(
+        graph: &'a Graph,
+        node: &'a Node,
+        used: &'a [bool],
+        profile: &'a DeviceProfile,
+    ) -> Self {
+        Lowering { graph, node, used, profile, dispatches: Vec::new(), scratch: Vec::new() }
+    }
+
+    /// The type of input `i`.
+    pub fn input_type(&self, i: usize) -> &'a TensorType {
+        &self.graph.value(self.node.inputs[i]).ty
+    }
+
+    /// The type of output `i`.
+    pub fn output_type(&self, i: usize) -> &'a TensorType {
+        &self.graph.value(self.node.outputs[i]).ty
+    }
+
+    /// How many inputs the node has.
+    pub fn input_count(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// Input `i` as an operand.
+    pub fn input(&self, i: usize) -> Operand {
+        Operand::Value(self.node.inputs[i])
+    }
+
+    /// Output `i` as an operand.
+    pub fn output(&self, i: usize) -> Operand {
+        Operand::Value(self.node.outputs[i])
+    }
+
+    /// Whether anything reads output `i`; an output that nothing reads need not be written.
+    pub fn output_used(&self, i: usize) -> bool {
+        self.used[self.node.outputs[i].index()]
+    }
+
+    /// Memory of this many elements for the time of this node.
+    pub fn scratch(&mut self, elements: usize) -> Operand {
+        self.scratch.push(elements.max(1));
+        Operand::Scratch(self.scratch.len() - 1)
+    }
+
+    /// Appends a dispatch.
+    pub fn push(&mut self, dispatch: Dispatch) {
+        self.dispatches.push(dispatch);
+    }
+
+    /// Workgroup counts for `n` groups in a row, folded into y where x would be too large. The shader takes
+    /// `group.y * groups.x + group.x` and leaves when that is not below `n`.
+    pub fn groups_1d(&self, n: usize) -> Result<[u32; 3]> {
+        let max = self.profile.max_groups as usize;
+        let n = n.max(1);
+        let y = n.div_ceil(max);
+        if y > max {
+            return Err(Error::Limit {
+                limit: "max_compute_workgroups_per_dimension (squared)",
+                needed: n as u64,
+                allowed: (max * max) as u64,
+                tensor: format!("{} in {:?}", self.node.op.name(), self.node.scope),
+            });
+        }
+        Ok([n.div_ceil(y) as u32, y as u32, 1])
+    }
+}
+
+/// The graph.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    values: Vec<Value>,
+    nodes: Vec<Node>,
+    scope: Vec<String>,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All values, in the order in which they were made.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// All nodes, in the order in which they run.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// One value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// The shape of a value.
+    pub fn shape(&self, id: ValueId) -> &Shape {
+        &self.value(id).ty.shape
+    }
+
+    /// The id of every value, in order.
+    pub fn ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// The input or state of this name.
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        let i = self
+            .values
+            .iter()
+            .position(|v| v.name == name && matches!(v.role, Role::Input(_) | Role::State | Role::View))?;
+        Some(ValueId(i as u32))
+    }
+
+    fn push(&mut self, name: String, ty: TensorType, role: Role, alias: Option<Alias>) -> ValueId {
+        self.values.push(Value { name, ty, role, alias });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// A value that the caller writes before a run.
+    pub fn input(&mut self, name: impl Into<String>, ty: TensorType) -> ValueId {
+        self.push(name.into(), ty, Role::Input(None), None)
+    }
+
+    /// An input that follows from another one; the same one when asked twice.
+    pub fn derived(&mut self, rule: Derived) -> ValueId {
+        let found = self.values.iter().position(|v| matches!(v.role, Role::Input(Some(r)) if r == rule));
+        if let Some(i) = found {
+            return ValueId(i as u32);
+        }
+        let (name, ty) = match rule {
+            Derived::Argsort(ids) => {
+                let v = self.value(ids);
+                (format!("{}.order", v.name), TensorType::u32([v.ty.shape.elements()]))
+            }
+        };
+        self.push(name, ty, Role::Input(Some(rule)), None)
+    }
+
+    /// A value that lives on the device between runs.
+    pub fn state(&mut self, name: impl Into<String>, ty: TensorType) -> ValueId {
+        self.push(name.into(), ty, Role::State, None)
+    }
+
+    /// A value known now.
+    pub fn constant(&mut self, name: impl Into<String>, value: HostTensor) -> ValueId {
+        self.push(name.into(), value.ty(), Role::Constant(Arc::new(value)), None)
+    }
+
+    /// A part of a state, from element `start`, as a value of its own.
+    pub fn view(
+        &mut self,
+        name: impl Into<String>,
+        of: ValueId,
+        start: usize,
+        ty: TensorType,
+    ) -> Result<ValueId> {
+        let name = name.into();
+        let whole = self.value(of);
+        let end = start + ty.shape.elements();
+        if !matches!(whole.role, Role::State) || end > whole.ty.shape.elements() || start % ALIGN != 0 {
+            return Err(Error::Internal(format!(
+                "view {name} of elements {start}..{end} of {} {}",
+                whole.name, whole.ty
+            )));
+        }
+        Ok(self.push(name, ty, Role::View, Some(Alias { of, start })))
+    }
+
+    /// Runs `f` with `name` appended to the scope, which names the nodes that it adds.
+    pub fn scoped<T>(&mut self, name: impl Into<String>, f: impl FnOnce(&mut Self) -> T) -> T {
+        self.scope.push(name.into());
+        let out = f(self);
+        self.scope.pop();
+        out
+    }
+
+    /// The scope, joined with dots.
+    pub fn scope(&self) -> String {
+        self.scope.join(".")
+    }
+
+    /// Adds a node.
+    pub fn add_node(&mut self, op: impl Op + 'static, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+        self.add_shared(Arc::new(op), inputs)
+    }
+
+    /// Adds a node with one output.
+    pub fn add(&mut self, op: impl Op + 'static, inputs: &[ValueId]) -> Result<ValueId> {
+        let outputs = self.add_node(op, inputs)?;
+        match outputs[..] {
+            [one] => Ok(one),
+            _ => Err(Error::Internal(format!("one output expected, got {}", outputs.len()))),
+        }
+    }
+
+    fn add_shared(&mut self, op: Arc<dyn Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+        let scope = self.scope();
+        let place = |op: &Arc<dyn Op>| {
+            if scope.is_empty() { op.name().to_string() } else { format!("{scope}.{}", op.name()) }
+        };
+        let types: Vec<&TensorType> = inputs.iter().map(|&i| &self.value(i).ty).collect();
+        let outputs = op.outputs(&types).map_err(|e| match e {
+            Error::Shape { place: _, tensor, expected, got } => {
+                Error::Shape { place: place(&op), tensor, expected, got }
+            }
+            e => e,
+        })?;
+        let layout = op.layout(&types);
+        for i in op.updates() {
+            if !matches!(self.value(inputs[i]).role, Role::State | Role::View) {
+                return Err(Error::Internal(format!(
+                    "{} updates {}, no state",
+                    place(&op),
+                    self.value(inputs[i]).name
+                )));
+            }
+        }
+        let node = self.nodes.len();
+        let ids: Vec<ValueId> = outputs
+            .into_iter()
+            .enumerate()
+            .map(|(output, ty)| {
+                let alias = match &layout {
+                    Layout::Split(starts) => Some(Alias { of: inputs[0], start: starts[output] }),
+                    Layout::PackInto(_) => Some(Alias { of: inputs[0], start: 0 }),
+                    _ => None,
+                };
+                let name = if output == 0 { place(&op) } else { format!("{}#{output}", place(&op)) };
+                self.push(name, ty, Role::Computed { node, output }, alias)
+            })
+            .collect();
+        let packed = match &layout {
+            Layout::Pack(starts) => Some((ids[0], inputs, starts)),
+            Layout::PackInto(starts) => Some((inputs[0], &inputs[1..], starts)),
+            _ => None,
+        };
+        if let Some((of, parts, starts)) = packed {
+            for (&input, &start) in parts.iter().zip(starts) {
+                let v = &mut self.values[input.index()];
+                if v.alias.is_some() || !matches!(v.role, Role::Computed { .. }) {
+                    return Err(Error::Internal(format!("{} cannot be packed: it lies elsewhere", v.name)));
+                }
+                v.alias = Some(Alias { of, start });
+            }
+        }
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: ids.clone(), scope });
+        Ok(ids)
+    }
+
+    /// The value that holds the bytes of `id`, and the element at which they start in it.
+    pub fn resolve(&self, id: ValueId) -> (ValueId, usize) {
+        let (mut id, mut start) = (id, 0);
+        while let Some(alias) = self.value(id).alias {
+            start += alias.start;
+            id = alias.of;
+        }
+        (id, start)
+    }
+}
+
+/// Parts of buffers start at multiples of this many elements: 256 bytes, WebGPU's default offset alignment.
+pub const ALIGN: usize = 64;

@@ -1,0 +1,63 @@
+//! What lowering knows of a device: plain data, made by `gpu`, or by hand to plan for a device that is not here.
+
+/// The class of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceClass {
+    /// A GPU with its own memory.
+    Discrete,
+    /// A GPU that shares the host's memory, or a virtual one.
+    Integrated,
+    /// A software adapter.
+    Cpu,
+}
+
+/// What lowering knows of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// The class of the adapter.
+    pub class: DeviceClass,
+    /// Sub-group operations may be used.
+    pub subgroups: bool,
+    /// The smallest sub-group size that a kernel may meet.
+    pub subgroup_min: u32,
+    /// The largest sub-group size that a kernel may meet.
+    pub subgroup_max: u32,
+    /// 16-bit floats may be used in shaders.
+    pub f16: bool,
+    /// Storage buffers a shader stage.
+    pub max_storage_buffers: u32,
+    /// Bytes of workgroup memory.
+    pub max_workgroup_bytes: u32,
+    /// Invocations a workgroup.
+    pub max_invocations: u32,
+    /// Workgroups a dimension.
+    pub max_groups: u32,
+    /// Bytes of one storage binding.
+    pub max_binding_bytes: u64,
+    /// Bytes of one buffer.
+    pub max_buffer_bytes: u64,
+}
+
+impl DeviceProfile {
+    /// A GPU with WebGPU's default limits and no features: what every adapter can do.
+    pub fn portable() -> Self {
+        DeviceProfile {
+            class: DeviceClass::Discrete,
+            subgroups: false,
+            subgroup_min: 4,
+            subgroup_max: 128,
+            f16: false,
+            max_storage_buffers: 8,
+            max_workgroup_bytes: 16384,
+            max_invocations: 256,
+            max_groups: 65535,
+            max_binding_bytes: 128 << 20,
+            max_buffer_bytes: 256 << 20,
+        }
+    }
+
+    /// The one size that all sub-groups of the device have, where they can be used and there is one.
+    pub fn subgroup_size(&self) -> Option<u32> {
+        (self.subgroups && self.subgroup_min == self.subgroup_max).then_some(self.subgroup_min)
+    }
+}
