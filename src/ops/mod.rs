@@ -3,6 +3,7 @@
 
 pub mod elementwise;
 pub mod layout;
+pub mod random;
 
 /// A family of kernels: one file under `shaders/`.
 #[derive(Clone, Copy, Debug)]
@@ -23,4 +24,6 @@ pub const FAMILIES: &[Family] =
 pub mod lib_wgsl {
     /// Activations and their derivatives.
     pub const ACTIVATION: &str = include_str!("../../shaders/lib/activation.wgsl");
+    /// Counter-based random numbers and dropout.
+    pub const RANDOM: &str = include_str!("../../shaders/lib/random.wgsl");
 }
