@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod ops;
 pub mod plan;
 mod profile;
+pub mod rng;
 mod shape;
 mod tensor;
 
