@@ -4,6 +4,8 @@
 #![deny(unsafe_code)]
 
 mod error;
+#[cfg(any(feature = "io", feature = "text"))]
+mod fs;
 pub mod graph;
 pub mod kernel;
 pub mod ops;
@@ -12,6 +14,8 @@ mod profile;
 pub mod rng;
 mod shape;
 mod tensor;
+#[cfg(feature = "text")]
+pub mod text;
 
 pub use error::{Error, ErrorKind, Result};
 pub use profile::{DeviceClass, DeviceProfile};
