@@ -1,6 +1,7 @@
-//! Text: corpora, tokenizers and vocabularies.
+//! Text: corpora, tokenizers, vocabularies and the date task.
 
 pub mod corpus;
+pub mod dates;
 pub mod tokenizer;
 pub mod vocab;
 
