@@ -6,6 +6,7 @@
 mod error;
 #[cfg(any(feature = "io", feature = "text"))]
 mod fs;
+pub mod gpu;
 pub mod graph;
 pub mod kernel;
 pub mod ops;

@@ -7,7 +7,7 @@ mod print;
 use crate::graph::{Derived, Graph, Layout, Lowering, Role, ValueId};
 use crate::kernel::{Access, Kernel, Operand};
 use crate::profile::DeviceProfile;
-use crate::{Error, HostTensor, Result};
+use crate::{Error, HostTensor, Result, TensorType};
 use liveness::Lifetime;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub enum BufferKind {
     State {
         /// Its name, by which plans share it.
         name: String,
+        /// Its type, the same in all plans that share it.
+        ty: TensorType,
     },
     /// Written once.
     Constant(Arc<HostTensor>),
@@ -79,9 +81,24 @@ pub struct Step {
     pub bytes: u64,
 }
 
+/// An input or output of a plan.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// The value.
+    pub value: ValueId,
+    /// Its name.
+    pub name: String,
+    /// Shape and element type.
+    pub ty: TensorType,
+}
+
 /// A graph lowered for a device.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Every input of the graph that the caller writes, whether or not a step binds it (a derived one may instead).
+    pub inputs: Vec<Port>,
+    /// What the caller reads after a run, in the order in which it was asked for.
+    pub outputs: Vec<Port>,
     /// The buffers.
     pub buffers: Vec<BufferSpec>,
     /// The distinct kernels.
@@ -154,7 +171,14 @@ impl Planner<'_> {
             places.insert(holder, place);
         }
         self.check_sizes(&buffers)?;
+        let port = |id: ValueId| {
+            let v = self.graph.value(id);
+            Port { value: id, name: v.name.clone(), ty: v.ty.clone() }
+        };
+        let written = |id: &ValueId| matches!(self.graph.value(*id).role, Role::Input(None));
         let mut plan = Plan {
+            inputs: self.graph.ids().filter(written).map(port).collect(),
+            outputs: self.outputs.iter().map(|&id| port(id)).collect(),
             buffers,
             kernels: Vec::new(),
             steps: Vec::new(),
@@ -233,7 +257,7 @@ impl Planner<'_> {
                 Role::Input(derived) => {
                     BufferKind::Input { name: value.name.clone(), value: root, derived: *derived }
                 }
-                Role::State => BufferKind::State { name: value.name.clone() },
+                Role::State => BufferKind::State { name: value.name.clone(), ty: value.ty.clone() },
                 Role::Constant(t) => BufferKind::Constant(t.clone()),
                 Role::Computed { .. } => continue,
                 Role::View => return Err(Error::Internal(format!("{} is a view of nothing", value.name))),
@@ -304,7 +328,7 @@ impl Planner<'_> {
         for b in buffers {
             if b.bytes > self.profile.max_buffer_bytes {
                 let tensor = match &b.kind {
-                    BufferKind::Input { name, .. } | BufferKind::State { name } => name.clone(),
+                    BufferKind::Input { name, .. } | BufferKind::State { name, .. } => name.clone(),
                     BufferKind::Constant(_) => "a constant".to_string(),
                     BufferKind::Slot | BufferKind::Output => self.largest_computed(),
                 };

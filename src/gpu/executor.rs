@@ -1,0 +1,360 @@
+//! Runs a plan: buffers, pipelines and bind groups are made once; a run records one pass and submits it.
+
+use super::memory::{Part, READBACK, Reading, poll, readback_bytes};
+use super::{Buffer, Gpu, Memory, Pipeline, TIMEOUT, lock};
+use crate::graph::{Derived, ValueId, argsort};
+use crate::plan::{ALIGN_BYTES, BufferKind, Place, Plan};
+use crate::{Error, HostTensor, Result};
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
+
+/// A plan on a device.
+#[derive(Debug)]
+pub struct Executor {
+    gpu: Gpu,
+    memory: Memory,
+    plan: Plan,
+    pipelines: Vec<Pipeline>,
+    /// One for each buffer of the plan.
+    buffers: Vec<Arc<Buffer>>,
+    /// By buffer: an input that was never written.
+    missing: Vec<bool>,
+    /// The buffers of the plan that are slots, the largest first.
+    slots: Vec<usize>,
+    generation: u64,
+    /// Deduplicated, and for each step its number.
+    groups: Vec<wgpu::BindGroup>,
+    step_groups: Vec<usize>,
+    params: wgpu::BindGroup,
+    outputs: Vec<Part>,
+    free: Arc<Mutex<Vec<Arc<Buffer>>>>,
+}
+
+impl Executor {
+    pub(super) fn new(gpu: &Gpu, plan: Plan, memory: &Memory) -> Result<Executor> {
+        let shared = &gpu.shared;
+        if !memory.is_on(shared) {
+            return Err(Error::config("memory", "belongs to another device than the plan is to run on"));
+        }
+        let pipelines = gpu.pipelines(&plan.kernels)?;
+        let mut slots: Vec<usize> =
+            (0..plan.buffers.len()).filter(|&i| matches!(plan.buffers[i].kind, BufferKind::Slot)).collect();
+        slots.sort_by_key(|&i| std::cmp::Reverse(plan.buffers[i].bytes));
+        let sizes: Vec<u64> = slots.iter().map(|&i| plan.buffers[i].bytes).collect();
+        let (pooled, generation) = memory.slots(&sizes)?;
+        let mut buffers = Vec::with_capacity(plan.buffers.len());
+        for (i, spec) in plan.buffers.iter().enumerate() {
+            use wgpu::BufferUsages as Usage;
+            buffers.push(match &spec.kind {
+                BufferKind::Slot => {
+                    let k = slots.iter().position(|&s| s == i).unwrap_or(0);
+                    pooled[k].clone()
+                }
+                BufferKind::Output => {
+                    shared.buffer("output", spec.bytes, Usage::STORAGE | Usage::COPY_SRC)?
+                }
+                BufferKind::Input { name, .. } => {
+                    shared.buffer(name, spec.bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST)?
+                }
+                BufferKind::State { name, ty } => memory.state(name, ty)?,
+                BufferKind::Constant(tensor) => {
+                    let usage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
+                    let buffer = shared.buffer("constant", spec.bytes, usage)?;
+                    shared
+                        .scoped(&"constant", || shared.queue.write_buffer(&buffer.raw, 0, tensor.bytes()))?;
+                    buffer
+                }
+            });
+        }
+        let mut block = plan.params.clone();
+        block.resize(block.len().max(ALIGN_BYTES as usize), 0);
+        let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+        let params_buffer = shared.buffer("parameters", block.len() as u64, usage)?;
+        let params = shared.scoped(&"parameters", || {
+            shared.queue.write_buffer(&params_buffer.raw, 0, &block);
+            shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some("parameters"),
+                layout: &shared.params_layout,
+                entries: &[wgpu::BindGroupEntry {
+                    binding: 0,
+                    resource: binding(&params_buffer, 0, ALIGN_BYTES),
+                }],
+            })
+        })?;
+        let missing = plan.buffers.iter().map(|b| matches!(b.kind, BufferKind::Input { .. })).collect();
+        let mut executor = Executor {
+            gpu: gpu.clone(),
+            memory: memory.clone(),
+            plan,
+            pipelines,
+            buffers,
+            missing,
+            slots,
+            generation,
+            groups: Vec::new(),
+            step_groups: Vec::new(),
+            params,
+            outputs: Vec::new(),
+            free: Arc::default(),
+        };
+        executor.bind()?;
+        executor.outputs =
+            executor.plan.outputs.iter().map(|o| executor.part(o.value)).collect::<Result<_>>()?;
+        Ok(executor)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Makes the bind groups: one for each distinct list of parts of buffers and layout.
+    fn bind(&mut self) -> Result<()> {
+        let shared = &self.gpu.shared;
+        let mut known: HashMap<(Vec<(usize, u64, u64)>, Vec<bool>), usize> = HashMap::new();
+        let (mut groups, mut step_groups) = (Vec::new(), Vec::new());
+        for step in &self.plan.steps {
+            let kernel = &self.plan.kernels[step.kernel];
+            let parts: Vec<_> = step.bindings.iter().map(|p| (p.buffer, p.offset, p.bytes)).collect();
+            let access = kernel.bindings.iter().map(|&a| a == crate::kernel::Access::Read).collect();
+            let next = groups.len();
+            let group = *known.entry((parts, access)).or_insert(next);
+            if group == next {
+                let entries: Vec<_> = step
+                    .bindings
+                    .iter()
+                    .enumerate()
+                    .map(|(i, p)| wgpu::BindGroupEntry {
+                        binding: i as u32,
+                        resource: binding(&self.buffers[p.buffer], p.offset, p.bytes),
+                    })
+                    .collect();
+                groups.push(shared.scoped(&step.label, || {
+                    shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                        label: Some(&kernel.name),
+                        layout: &self.pipelines[step.kernel].storage,
+                        entries: &entries,
+                    })
+                })?);
+            }
+            step_groups.push(group);
+        }
+        self.groups = groups;
+        self.step_groups = step_groups;
+        Ok(())
+    }
+
+    /// Takes over the pool's slots where another plan has replaced some by larger ones.
+    fn refresh(&mut self) -> Result<()> {
+        if self.memory.generation() == self.generation {
+            return Ok(());
+        }
+        let sizes: Vec<u64> = self.slots.iter().map(|&i| self.plan.buffers[i].bytes).collect();
+        let (pooled, generation) = self.memory.slots(&sizes)?;
+        for (buffer, &i) in pooled.into_iter().zip(&self.slots) {
+            self.buffers[i] = buffer;
+        }
+        self.bind()?;
+        self.generation = generation;
+        Ok(())
+    }
+
+    /// Writes an input, and the inputs that are derived from it.
+    ///
+    /// # Errors
+    /// When `id` is no input of the graph, or the tensor has another type.
+    pub fn write(&mut self, id: ValueId, tensor: &HostTensor) -> Result<()> {
+        let Some(input) = self.plan.inputs.iter().find(|i| i.value == id) else {
+            return Err(Error::Input(format!("value {} is no input of this plan", id.index())));
+        };
+        if input.ty != tensor.ty() {
+            return Err(Error::shape("input", &input.name, &input.ty, tensor.ty()));
+        }
+        let mut derived = Vec::new();
+        for (i, spec) in self.plan.buffers.iter().enumerate() {
+            match &spec.kind {
+                BufferKind::Input { value, .. } if *value == id => {
+                    self.upload(i, tensor.bytes())?;
+                    derived.push(i);
+                }
+                BufferKind::Input { derived: Some(Derived::Argsort(of)), name, .. } if *of == id => {
+                    let order = argsort(tensor.as_u32(name)?);
+                    self.upload(i, bytemuck::cast_slice(&order))?;
+                    derived.push(i);
+                }
+                _ => {}
+            }
+        }
+        for i in derived {
+            self.missing[i] = false;
+        }
+        Ok(())
+    }
+
+    fn upload(&self, buffer: usize, bytes: &[u8]) -> Result<()> {
+        let shared = &self.gpu.shared;
+        shared.scoped(&"writing an input", || {
+            shared.queue.write_buffer(&self.buffers[buffer].raw, 0, bytes);
+        })
+    }
+
+    /// Runs the plan once: one encoder, one pass, one submission. Does not wait.
+    ///
+    /// # Errors
+    /// When an input was never written, or the device fails.
+    pub fn run(&mut self) -> Result<()> {
+        let encoder = self.record()?;
+        let shared = &self.gpu.shared;
+        shared.scoped(&"a run", || {
+            shared.queue.submit([encoder.finish()]);
+        })
+    }
+
+    /// [`Executor::run`], with a copy of all outputs into a readback buffer in the same submission. Does not wait.
+    ///
+    /// # Errors
+    /// When an input was never written, or the device fails.
+    pub fn run_and_fetch(&mut self) -> Result<Fetch> {
+        let encoder = self.record()?;
+        self.fetch(Some(encoder))
+    }
+
+    fn fetch(&self, encoder: Option<wgpu::CommandEncoder>) -> Result<Fetch> {
+        let shared = &self.gpu.shared;
+        let known = lock(&self.free).pop();
+        let staging = match known {
+            Some(b) => b,
+            None => shared.buffer("readback", readback_bytes(&self.outputs), READBACK)?,
+        };
+        let reading = Reading::start(shared, staging, &self.outputs, encoder)?;
+        let outputs = self.outputs.clone();
+        Ok(Fetch { reading, outputs, free: self.free.clone() })
+    }
+
+    fn record(&mut self) -> Result<wgpu::CommandEncoder> {
+        if let Some(i) = self.missing.iter().position(|&m| m) {
+            return Err(self.missing_input(i));
+        }
+        self.refresh()?;
+        let shared = &self.gpu.shared;
+        shared.scoped(&"a run", || {
+            let mut encoder = shared.device.create_command_encoder(&Default::default());
+            {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                let (mut kernel, mut group, mut params) = (usize::MAX, usize::MAX, u32::MAX);
+                for (step, &step_group) in self.plan.steps.iter().zip(&self.step_groups) {
+                    if step.kernel != kernel {
+                        kernel = step.kernel;
+                        pass.set_pipeline(&self.pipelines[kernel].raw);
+                    }
+                    if step_group != group {
+                        group = step_group;
+                        pass.set_bind_group(0, &self.groups[group], &[]);
+                    }
+                    let offset = step.params.unwrap_or(0);
+                    if offset != params {
+                        params = offset;
+                        pass.set_bind_group(1, &self.params, &[offset]);
+                    }
+                    let [x, y, z] = step.groups;
+                    pass.dispatch_workgroups(x, y, z);
+                }
+            }
+            encoder
+        })
+    }
+
+    fn missing_input(&self, buffer: usize) -> Error {
+        let BufferKind::Input { name, derived, .. } = &self.plan.buffers[buffer].kind else {
+            return Error::Internal(format!("buffer {buffer} is no input"));
+        };
+        let source = derived.as_ref().and_then(|Derived::Argsort(of)| {
+            self.plan.inputs.iter().find(|i| i.value == *of).map(|i| i.name.as_str())
+        });
+        Error::Input(format!("input {} was never written; write it before a run", source.unwrap_or(name)))
+    }
+
+    fn part(&self, id: ValueId) -> Result<Part> {
+        let output = self.plan.outputs.iter().find(|o| o.value == id);
+        match (output, self.plan.places.get(&id)) {
+            (Some(o), Some(&Place { buffer, offset, .. })) => {
+                Ok(Part { buffer: self.buffers[buffer].raw.clone(), offset, ty: o.ty.clone() })
+            }
+            _ => Err(Error::Input(format!("value {} is no output of this plan", id.index()))),
+        }
+    }
+
+    /// Reads an output as the last run left it; blocks until that run is done.
+    ///
+    /// # Errors
+    /// When `id` is no output of the plan, or the device fails.
+    pub fn read(&self, id: ValueId) -> Result<HostTensor> {
+        let part = self.part(id)?;
+        let shared = &self.gpu.shared;
+        let known = lock(&self.free).pop();
+        let staging = match known {
+            Some(b) => b,
+            None => shared.buffer("readback", readback_bytes(&self.outputs), READBACK)?,
+        };
+        let reading = Reading::start(shared, staging, std::slice::from_ref(&part), None)?;
+        let fetch = Fetch { reading, outputs: vec![part], free: self.free.clone() };
+        match fetch.wait()?.pop() {
+            Some(tensor) => Ok(tensor),
+            None => Err(Error::Internal("an output read as nothing".into())),
+        }
+    }
+
+    /// Blocks until everything submitted so far is done.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn wait(&self) -> Result<()> {
+        poll(&self.gpu.shared, wgpu::PollType::Wait { submission_index: None, timeout: Some(TIMEOUT) })
+    }
+}
+
+fn binding(buffer: &Buffer, offset: u64, bytes: u64) -> wgpu::BindingResource<'_> {
+    wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+        buffer: &buffer.raw,
+        offset,
+        size: NonZeroU64::new(bytes),
+    })
+}
+
+/// Outputs on their way to the host.
+#[derive(Debug)]
+pub struct Fetch {
+    reading: Reading,
+    outputs: Vec<Part>,
+    free: Arc<Mutex<Vec<Arc<Buffer>>>>,
+}
+
+impl Fetch {
+    /// Whether [`Fetch::wait`] would return at once.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn ready(&self) -> Result<bool> {
+        self.reading.ready()
+    }
+
+    /// The outputs, in the order in which they were given to the plan; blocks until they are there.
+    ///
+    /// # Errors
+    /// When the device fails or hangs.
+    pub fn wait(self) -> Result<Vec<HostTensor>> {
+        self.reading.wait(&self.outputs)
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        lock(&self.free).push(self.reading.staging.clone());
+    }
+}
