@@ -1,4 +1,4 @@
-//! Text: corpora, tokenizers, vocabularies, batches of sentence pairs, and the date task.
+//! Text: corpora, tokenizers, vocabularies, batches of sentence pairs, the date task and BLEU.
 //!
 //! From text to batches it goes
 //! [`Corpus`] (sentence pairs) -> [`Tokenizer`] (symbols) -> [`Vocabulary`] (ids) -> [`Batches`] (padded arrays):
@@ -23,6 +23,7 @@
 //! ```
 
 pub mod batch;
+pub mod bleu;
 pub mod corpus;
 pub mod dates;
 pub mod tokenizer;
@@ -31,6 +32,7 @@ pub mod vocab;
 pub use batch::{
     Batch, BatchOptions, BatchRows, BatchSize, Batches, Bucket, Example, Overlong, TooLong, encode_pairs,
 };
+pub use bleu::{Bleu, bleu, exact_match};
 pub use corpus::{Corpus, Pair, Side};
 pub use tokenizer::{Tokenizer, TokenizerKind};
 pub use vocab::Vocabulary;
