@@ -1,0 +1,49 @@
+//! Element-wise ops.
+
+use crate::harness::{Build, Case};
+use wgformer::ops::elementwise::{self as ew, Activation};
+
+const ACTIVATIONS: [Activation; 4] = [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for n in [1, 3, 4, 63, 64, 256, 257, 1021, 4 * 64 * 7 + 4] {
+        cases.push(Case::new(format!("add {n}"), move |b: &mut Build| {
+            let (x, y) = (b.normal("x", [n], 1.0), b.normal("y", [n], 1.0));
+            Ok(vec![ew::add(b.graph(), x, y)?])
+        }));
+        cases.push(Case::new(format!("multiply {n}"), move |b: &mut Build| {
+            let (x, y) = (b.normal("x", [n], 1.0), b.normal("y", [n], 1.0));
+            Ok(vec![ew::multiply(b.graph(), x, y)?])
+        }));
+        cases.push(Case::new(format!("scale {n}"), move |b: &mut Build| {
+            let x = b.normal("x", [n], 1.0);
+            Ok(vec![ew::scale(b.graph(), x, -0.37)?])
+        }));
+        cases.push(Case::new(format!("scale_by {n}"), move |b: &mut Build| {
+            let x = b.normal("x", [n], 1.0);
+            let f = b.fixed("f", wgformer::HostTensor::f32([1], vec![1.7]));
+            Ok(vec![ew::scale_by(b.graph(), x, f)?])
+        }));
+    }
+    for act in ACTIVATIONS {
+        for (n, scale) in [(257, 1.0), (256, 4.0), (64, 100.0), (64, 1e-6)] {
+            cases.push(Case::new(format!("{act:?} {n} scale {scale}"), move |b: &mut Build| {
+                let x = b.normal("x", [n], scale);
+                Ok(vec![ew::activate(b.graph(), act, x)?])
+            }));
+        }
+    }
+    // Fan-in: x is used twice, so its gradient is a sum.
+    cases.push(Case::new("fan-in", |b: &mut Build| {
+        let x = b.normal("x", [5, 7], 1.0);
+        let y = ew::multiply(b.graph(), x, x)?;
+        Ok(vec![ew::add(b.graph(), y, x)?])
+    }));
+    // More than 65,535 workgroups: groups fold into y.
+    cases.push(Case::new("many groups", |b: &mut Build| {
+        let x = b.normal("x", [65_600 * 64 + 1], 1.0);
+        Ok(vec![ew::scale(b.graph(), x, 3.0)?])
+    }));
+    cases
+}
