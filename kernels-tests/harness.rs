@@ -43,6 +43,7 @@ impl Build {
     }
 
     /// An input of random ids below `below`.
+    #[allow(dead_code)]
     pub fn ids(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> ValueId {
         let shape = shape.into();
         let data = (0..shape.elements()).map(|_| self.rng.below(below as u64) as u32).collect();
@@ -50,6 +51,7 @@ impl Build {
     }
 
     /// An input of these lengths, one a batch row.
+    #[allow(dead_code)]
     pub fn lengths(&mut self, name: &str, lengths: &[u32]) -> ValueId {
         self.fixed(name, HostTensor::u32([lengths.len()], lengths.to_vec()))
     }
@@ -93,6 +95,7 @@ impl Case {
     }
 
     /// The longest reduction: the number of terms in a sum that rounds after each.
+    #[allow(dead_code)]
     pub fn reduction(mut self, terms: usize) -> Self {
         self.reduction = terms.max(1);
         self
@@ -214,7 +217,12 @@ impl Case {
             for &o in &self.seeded {
                 let out = run.get(&graph, outputs[o])?;
                 let seed = given.iter().find(|(id, _)| graph.value(*id).name == format!("d_out {o}"));
-                sum += out.data.iter().enumerate().map(|(i, x)| x * seed.map_or(1.0, |s| s.1.data[i])).sum::<f64>();
+                sum += out
+                    .data
+                    .iter()
+                    .enumerate()
+                    .map(|(i, x)| x * seed.map_or(1.0, |s| s.1.data[i]))
+                    .sum::<f64>();
             }
             Ok((sum, run))
         };
@@ -241,7 +249,9 @@ impl Case {
                 let bound = 1e-4 * magnitude + 1e-13 * plus.abs().max(1e-3) / h;
                 if !((numeric - analytic).abs() <= bound) {
                     let name = &graph.value(*x).name;
-                    problems.push(format!("reference: d_{name}: finite difference {numeric}, gradient {analytic}"));
+                    problems.push(format!(
+                        "reference: d_{name}: finite difference {numeric}, gradient {analytic}"
+                    ));
                 }
             }
         }

@@ -16,9 +16,10 @@ fn main() {
 }
 
 fn run(filter: &[String]) -> Result<(), String> {
-    let request = wgformer::gpu::Request { name: std::env::var("WGPU_ADAPTER_NAME").ok(), ..Default::default() };
+    let request =
+        wgformer::gpu::Request { name: std::env::var("WGPU_ADAPTER_NAME").ok(), ..Default::default() };
     let gpu = wgformer::gpu::request(&request).map_err(|e| e.to_string())?;
-    println!("adapter: {}", gpu.description());
+    println!("adapter: {}", gpu.name());
     let seed = std::env::var("WGFORMER_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
 
     let all = cases::all();
@@ -36,8 +37,9 @@ fn run(filter: &[String]) -> Result<(), String> {
             scope.spawn(|| {
                 while let Some((op, case)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let begin = Instant::now();
-                    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.run(&gpu, seed)))
-                        .unwrap_or_else(|_| Err(vec!["panicked".to_string()]));
+                    let result =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.run(&gpu, seed)))
+                            .unwrap_or_else(|_| Err(vec!["panicked".to_string()]));
                     if let Err(problems) = &result {
                         println!("FAILED {op} {:?} (seed {seed})", case.name);
                         problems.iter().for_each(|p| println!("    {p}"));
@@ -52,8 +54,12 @@ fn run(filter: &[String]) -> Result<(), String> {
     println!("{:<24}{:>8}{:>8}{:>10}{:>10}", "op", "cases", "failed", "GPU runs", "seconds");
     let (mut passed, mut failed) = (0, 0);
     for (op, _) in &all {
-        let of_op: Vec<_> =
-            chosen.iter().zip(&results).filter(|((o, _), _)| o == op).filter_map(|(_, r)| r.as_ref()).collect();
+        let of_op: Vec<_> = chosen
+            .iter()
+            .zip(&results)
+            .filter(|((o, _), _)| o == op)
+            .filter_map(|(_, r)| r.as_ref())
+            .collect();
         if of_op.is_empty() {
             continue;
         }
@@ -64,7 +70,7 @@ fn run(filter: &[String]) -> Result<(), String> {
         passed += of_op.len() - bad;
         failed += bad;
     }
-    println!("{:.1} s on {}", start.elapsed().as_secs_f64(), gpu.description());
+    println!("{:.1} s on {}", start.elapsed().as_secs_f64(), gpu.name());
     if passed + failed == 0 {
         return Err("no case matches the filter".to_string());
     }

@@ -3,7 +3,8 @@
 use crate::harness::{Build, Case};
 use wgformer::ops::elementwise::{self as ew, Activation};
 
-const ACTIVATIONS: [Activation; 4] = [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -316,7 +316,10 @@ impl Graph {
         let name = name.into();
         let whole = self.value(of);
         let end = start + ty.shape.elements();
-        if !matches!(whole.role, Role::State) || end > whole.ty.shape.elements() || start % ALIGN != 0 {
+        if !matches!(whole.role, Role::State)
+            || end > whole.ty.shape.elements()
+            || !start.is_multiple_of(ALIGN)
+        {
             return Err(Error::Internal(format!(
                 "view {name} of elements {start}..{end} of {} {}",
                 whole.name, whole.ty

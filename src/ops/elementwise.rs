@@ -108,7 +108,7 @@ struct Params {
 
 /// `array<vec4<f32>>` where the element count allows it.
 fn elem(count: usize) -> (&'static str, usize) {
-    if count % 4 == 0 { ("vec4<f32>", count / 4) } else { ("f32", count) }
+    if count.is_multiple_of(4) { ("vec4<f32>", count / 4) } else { ("f32", count) }
 }
 
 /// out = f(a).

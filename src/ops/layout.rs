@@ -222,7 +222,11 @@ impl Op for PackInto {
         for (t, &start) in inputs[1..].iter().zip(&self.0) {
             out.data[start..start + t.data.len()].copy_from_slice(&t.data);
         }
-        vec![out]
+        vec![out.clone(), out]
+    }
+
+    fn updates(&self) -> Vec<usize> {
+        vec![0]
     }
 
     fn lower(&self, _: &mut Lowering) -> Result<()> {
@@ -238,14 +242,15 @@ pub fn pack_into(g: &mut Graph, state: ValueId, parts: &[ValueId], starts: &[usi
     g.add(PackInto(starts.to_vec()), &inputs)
 }
 
-/// The values, with a copy in place of each that is already a part of something or is not computed.
+/// The values, with a copy in place of each that is already a part of something, is not computed, or occurs twice (a
+/// copy may not read the buffer that it writes, so then each is copied).
 fn packable(g: &mut Graph, parts: &[ValueId]) -> Result<Vec<ValueId>> {
-    let mut seen = std::collections::HashSet::new();
     let mut out = Vec::new();
     for &p in parts {
         let v = g.value(p);
         let free = v.alias.is_none() && matches!(v.role, crate::graph::Role::Computed { .. });
-        out.push(if free && seen.insert(p) { p } else { super::elementwise::copy(g, p)? });
+        let once = parts.iter().filter(|&&q| q == p).count() == 1;
+        out.push(if free && once { p } else { super::elementwise::copy(g, p)? });
     }
     Ok(out)
 }

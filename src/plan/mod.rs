@@ -436,7 +436,7 @@ impl Planner<'_> {
             let len = s.len.unwrap_or(len.saturating_sub(s.start)).max(1);
             let offset = place.offset + (start + s.start) as u64 * 4;
             let bytes = len as u64 * 4;
-            if offset % ALIGN_BYTES != 0 {
+            if !offset.is_multiple_of(ALIGN_BYTES) {
                 return broken(format!("binds at byte {offset}, no multiple of {ALIGN_BYTES}"));
             }
             if bytes > p.max_binding_bytes {
