@@ -1,13 +1,15 @@
 //! Runs a plan: buffers, pipelines and bind groups are made once; a run records one pass and submits it.
 
-use super::memory::{Part, READBACK, Reading, poll, readback_bytes};
-use super::{Buffer, Gpu, Memory, Pipeline, TIMEOUT, lock};
+use super::memory::{Part, Reading, Ring, poll, read_one, readback_bytes};
+use super::{Buffer, Gpu, Memory, Pipeline, TIMEOUT};
 use crate::graph::{Derived, ValueId, argsort};
+use crate::kernel::Access;
 use crate::plan::{ALIGN_BYTES, BufferKind, Place, Plan};
-use crate::{Error, HostTensor, Result};
+use crate::{Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A plan on a device.
 #[derive(Debug)]
@@ -27,8 +29,8 @@ pub struct Executor {
     groups: Vec<wgpu::BindGroup>,
     step_groups: Vec<usize>,
     params: wgpu::BindGroup,
-    outputs: Vec<Part>,
-    free: Arc<Mutex<Vec<Arc<Buffer>>>>,
+    outputs: Arc<[Part]>,
+    ring: Ring,
 }
 
 impl Executor {
@@ -95,8 +97,8 @@ impl Executor {
             groups: Vec::new(),
             step_groups: Vec::new(),
             params,
-            outputs: Vec::new(),
-            free: Arc::default(),
+            outputs: Arc::default(),
+            ring: Ring::default(),
         };
         executor.bind()?;
         executor.outputs =
@@ -117,14 +119,12 @@ impl Executor {
     /// Makes the bind groups: one for each distinct list of parts of buffers and layout.
     fn bind(&mut self) -> Result<()> {
         let shared = &self.gpu.shared;
-        let mut known: HashMap<(Vec<(usize, u64, u64)>, Vec<bool>), usize> = HashMap::new();
+        let mut known: HashMap<(&[Place], &[Access]), usize> = HashMap::new();
         let (mut groups, mut step_groups) = (Vec::new(), Vec::new());
         for step in &self.plan.steps {
             let kernel = &self.plan.kernels[step.kernel];
-            let parts: Vec<_> = step.bindings.iter().map(|p| (p.buffer, p.offset, p.bytes)).collect();
-            let access = kernel.bindings.iter().map(|&a| a == crate::kernel::Access::Read).collect();
             let next = groups.len();
-            let group = *known.entry((parts, access)).or_insert(next);
+            let group = *known.entry((&step.bindings, &kernel.bindings)).or_insert(next);
             if group == next {
                 let entries: Vec<_> = step
                     .bindings
@@ -222,52 +222,126 @@ impl Executor {
     /// When an input was never written, or the device fails.
     pub fn run_and_fetch(&mut self) -> Result<Fetch> {
         let encoder = self.record()?;
-        self.fetch(Some(encoder))
+        let bytes = readback_bytes(&self.outputs);
+        let reading = Reading::start(&self.gpu.shared, &self.ring, bytes, &self.outputs, Some(encoder))?;
+        Ok(Fetch { reading, outputs: self.outputs.clone() })
     }
 
-    fn fetch(&self, encoder: Option<wgpu::CommandEncoder>) -> Result<Fetch> {
-        let shared = &self.gpu.shared;
-        let known = lock(&self.free).pop();
-        let staging = match known {
-            Some(b) => b,
-            None => shared.buffer("readback", readback_bytes(&self.outputs), READBACK)?,
-        };
-        let reading = Reading::start(shared, staging, &self.outputs, encoder)?;
-        let outputs = self.outputs.clone();
-        Ok(Fetch { reading, outputs, free: self.free.clone() })
-    }
-
-    fn record(&mut self) -> Result<wgpu::CommandEncoder> {
+    /// Checks that the plan can run, and takes over what has changed in the memory.
+    fn prepare(&mut self) -> Result<()> {
         if let Some(i) = self.missing.iter().position(|&m| m) {
             return Err(self.missing_input(i));
         }
-        self.refresh()?;
-        let shared = &self.gpu.shared;
-        shared.scoped(&"a run", || {
-            let mut encoder = shared.device.create_command_encoder(&Default::default());
-            {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                let (mut kernel, mut group, mut params) = (usize::MAX, usize::MAX, u32::MAX);
-                for (step, &step_group) in self.plan.steps.iter().zip(&self.step_groups) {
-                    if step.kernel != kernel {
-                        kernel = step.kernel;
-                        pass.set_pipeline(&self.pipelines[kernel].raw);
-                    }
-                    if step_group != group {
-                        group = step_group;
-                        pass.set_bind_group(0, &self.groups[group], &[]);
-                    }
-                    let offset = step.params.unwrap_or(0);
-                    if offset != params {
-                        params = offset;
-                        pass.set_bind_group(1, &self.params, &[offset]);
-                    }
-                    let [x, y, z] = step.groups;
-                    pass.dispatch_workgroups(x, y, z);
-                }
+        self.refresh()
+    }
+
+    fn record(&mut self) -> Result<wgpu::CommandEncoder> {
+        self.prepare()?;
+        let device = &self.gpu.shared.device;
+        self.gpu.shared.scoped(&"a run", || {
+            let mut encoder = device.create_command_encoder(&Default::default());
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let mut bound = Bound::default();
+            for step in 0..self.plan.steps.len() {
+                self.dispatch(&mut pass, step, &mut bound);
             }
+            drop(pass);
             encoder
         })
+    }
+
+    fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, bound: &mut Bound) {
+        let (step, group) = (&self.plan.steps[index], self.step_groups[index]);
+        if bound.kernel.replace(step.kernel) != Some(step.kernel) {
+            pass.set_pipeline(&self.pipelines[step.kernel].raw);
+        }
+        if bound.group.replace(group) != Some(group) {
+            pass.set_bind_group(0, &self.groups[group], &[]);
+        }
+        // A kernel without parameters does not look at the block that is bound.
+        let params = step.params.or(bound.params).unwrap_or(0);
+        if bound.params.replace(params) != Some(params) {
+            pass.set_bind_group(1, &self.params, &[params]);
+        }
+        let [x, y, z] = step.groups;
+        pass.dispatch_workgroups(x, y, z);
+    }
+
+    /// Runs the plan once, each step by itself, and gives each step's label and time in the order of the plan's steps:
+    /// the device's own time where it can tell, else the host's, which has a submission on top. Slower than
+    /// [`Executor::run`]; for finding the kernels that take long.
+    ///
+    /// # Errors
+    /// When an input was never written, or the device fails.
+    pub fn profile(&mut self) -> Result<Vec<(String, Duration)>> {
+        self.prepare()?;
+        let mut times = Vec::with_capacity(self.plan.steps.len());
+        if self.gpu.shared.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            let mut first = 0;
+            while first < self.plan.steps.len() {
+                let end = self.plan.steps.len().min(first + wgpu::QUERY_SET_MAX_QUERIES as usize / 2);
+                times.extend(self.time_on_device(first..end)?);
+                first = end;
+            }
+        } else {
+            for step in 0..self.plan.steps.len() {
+                times.push(self.time_on_host(step)?);
+            }
+        }
+        Ok(self.plan.steps.iter().map(|s| s.label.clone()).zip(times).collect())
+    }
+
+    /// A pass for each step, with a timestamp at both of its ends.
+    fn time_on_device(&self, steps: std::ops::Range<usize>) -> Result<Vec<Duration>> {
+        let shared = &self.gpu.shared;
+        let count = 2 * steps.len() as u32;
+        let bytes = count as u64 * 8;
+        let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
+        let resolved = shared.buffer("timestamps", bytes, usage)?;
+        shared.scoped(&"timing", || {
+            let queries = shared.device.create_query_set(&wgpu::QuerySetDescriptor {
+                label: Some("timestamps"),
+                ty: wgpu::QueryType::Timestamp,
+                count,
+            });
+            let mut encoder = shared.device.create_command_encoder(&Default::default());
+            for (i, step) in steps.enumerate() {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                    label: None,
+                    timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
+                        query_set: &queries,
+                        beginning_of_pass_write_index: Some(2 * i as u32),
+                        end_of_pass_write_index: Some(2 * i as u32 + 1),
+                    }),
+                });
+                self.dispatch(&mut pass, step, &mut Bound::default());
+            }
+            encoder.resolve_query_set(&queries, 0..count, &resolved.raw, 0);
+            shared.queue.submit([encoder.finish()]);
+        })?;
+        let part =
+            Part { buffer: resolved.raw.clone(), offset: 0, ty: TensorType::u32([2 * count as usize]) };
+        let words = read_one(shared, &Ring::default(), bytes, part)?;
+        let period = shared.queue.get_timestamp_period() as f64;
+        let tick = |w: &[u32]| w[0] as u64 | (w[1] as u64) << 32;
+        let time = |w: &[u32]| tick(&w[2..]).saturating_sub(tick(w)) as f64 * period;
+        let words = words.as_u32("timestamps")?;
+        Ok(words.chunks_exact(4).map(|w| Duration::from_nanos(time(w) as u64)).collect())
+    }
+
+    fn time_on_host(&self, step: usize) -> Result<Duration> {
+        let shared = &self.gpu.shared;
+        self.wait()?;
+        let start = Instant::now();
+        shared.scoped(&"timing", || {
+            let mut encoder = shared.device.create_command_encoder(&Default::default());
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            self.dispatch(&mut pass, step, &mut Bound::default());
+            drop(pass);
+            shared.queue.submit([encoder.finish()]);
+        })?;
+        self.wait()?;
+        Ok(start.elapsed())
     }
 
     fn missing_input(&self, buffer: usize) -> Error {
@@ -296,18 +370,7 @@ impl Executor {
     /// When `id` is no output of the plan, or the device fails.
     pub fn read(&self, id: ValueId) -> Result<HostTensor> {
         let part = self.part(id)?;
-        let shared = &self.gpu.shared;
-        let known = lock(&self.free).pop();
-        let staging = match known {
-            Some(b) => b,
-            None => shared.buffer("readback", readback_bytes(&self.outputs), READBACK)?,
-        };
-        let reading = Reading::start(shared, staging, std::slice::from_ref(&part), None)?;
-        let fetch = Fetch { reading, outputs: vec![part], free: self.free.clone() };
-        match fetch.wait()?.pop() {
-            Some(tensor) => Ok(tensor),
-            None => Err(Error::Internal("an output read as nothing".into())),
-        }
+        read_one(&self.gpu.shared, &self.ring, readback_bytes(&self.outputs), part)
     }
 
     /// Blocks until everything submitted so far is done.
@@ -319,6 +382,14 @@ impl Executor {
     }
 }
 
+/// What a pass has bound.
+#[derive(Default)]
+struct Bound {
+    kernel: Option<usize>,
+    group: Option<usize>,
+    params: Option<u32>,
+}
+
 fn binding(buffer: &Buffer, offset: u64, bytes: u64) -> wgpu::BindingResource<'_> {
     wgpu::BindingResource::Buffer(wgpu::BufferBinding {
         buffer: &buffer.raw,
@@ -327,12 +398,11 @@ fn binding(buffer: &Buffer, offset: u64, bytes: u64) -> wgpu::BindingResource<'_
     })
 }
 
-/// Outputs on their way to the host.
+/// Outputs on their way to the host. Dropping it gives them up.
 #[derive(Debug)]
 pub struct Fetch {
     reading: Reading,
-    outputs: Vec<Part>,
-    free: Arc<Mutex<Vec<Arc<Buffer>>>>,
+    outputs: Arc<[Part]>,
 }
 
 impl Fetch {
@@ -347,14 +417,8 @@ impl Fetch {
     /// The outputs, in the order in which they were given to the plan; blocks until they are there.
     ///
     /// # Errors
-    /// When the device fails or hangs.
+    /// When the device fails, or does not answer for ten minutes.
     pub fn wait(self) -> Result<Vec<HostTensor>> {
         self.reading.wait(&self.outputs)
-    }
-}
-
-impl Drop for Fetch {
-    fn drop(&mut self) {
-        lock(&self.free).push(self.reading.staging.clone());
     }
 }

@@ -4,7 +4,6 @@
 //! memory go through one queue, one after another.
 
 use super::{Buffer, Gpu, Shared, TIMEOUT, lock};
-use crate::graph::Graph;
 use crate::{DType, Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -57,18 +56,6 @@ impl Memory {
         self.shared.scoped(&name, || self.shared.queue.write_buffer(&buffer.raw, 0, tensor.bytes()))
     }
 
-    /// Makes every state of `graph` that does not exist yet, zeroed.
-    ///
-    /// # Errors
-    /// When a state has another type here, or the device is out of memory.
-    pub fn reserve(&self, graph: &Graph) -> Result<()> {
-        let states = graph.values().iter().filter(|v| matches!(v.role, crate::graph::Role::State));
-        for v in states {
-            self.state(&v.name, &v.ty)?;
-        }
-        Ok(())
-    }
-
     /// Reads a state; blocks until all runs submitted before are done.
     ///
     /// # Errors
@@ -77,13 +64,9 @@ impl Memory {
         let Some(state) = lock(&self.inner).states.get(name).cloned() else {
             return Err(Error::config(name, "no state of this name has been written or planned"));
         };
-        let mut parts = vec![Part { buffer: state.buffer.raw.clone(), offset: 0, ty: state.ty }];
-        let staging = self.shared.buffer("readback", readback_bytes(&parts), READBACK)?;
-        let reading = Reading::start(&self.shared, staging, &parts, None)?;
-        match reading.wait(&parts)?.pop() {
-            Some(tensor) => Ok(tensor),
-            None => Err(Error::Internal(format!("{:?} read as nothing", parts.pop()))),
-        }
+        // A ring of its own, which ends here: states may be large, and reading them is rare.
+        let part = Part { buffer: state.buffer.raw.clone(), offset: 0, ty: state.ty };
+        read_one(&self.shared, &Ring::default(), part.ty.bytes(), part)
     }
 
     /// The state's buffer; made, zeroed, when it does not exist.
@@ -126,9 +109,6 @@ impl Memory {
     }
 }
 
-pub(super) const READBACK: wgpu::BufferUsages =
-    wgpu::BufferUsages::MAP_READ.union(wgpu::BufferUsages::COPY_DST);
-
 /// Something to read: where it is and what it is.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
@@ -141,24 +121,45 @@ pub(super) fn readback_bytes(parts: &[Part]) -> u64 {
     parts.iter().map(|p| p.ty.bytes()).sum()
 }
 
+/// Reads one part and waits for it.
+pub(super) fn read_one(shared: &Arc<Shared>, ring: &Ring, bytes: u64, part: Part) -> Result<HostTensor> {
+    let parts = [part];
+    let mut tensors = Reading::start(shared, ring, bytes, &parts, None)?.wait(&parts)?;
+    tensors.pop().ok_or_else(|| Error::Internal("one tensor read as none".into()))
+}
+
+/// Readback buffers of one size that wait for their next use.
+pub(super) type Ring = Arc<Mutex<Vec<Arc<Buffer>>>>;
+
 /// A readback under way.
 #[derive(Debug)]
 pub(super) struct Reading {
     shared: Arc<Shared>,
-    pub staging: Arc<Buffer>,
+    staging: Arc<Buffer>,
     submission: wgpu::SubmissionIndex,
     mapped: Arc<Mutex<Option<Result<(), String>>>>,
+    ring: Ring,
 }
 
 impl Reading {
-    /// Copies the parts one after another into `staging`, submits, and asks for the mapping. `encoder` holds what runs
-    /// before.
+    /// Copies the parts one after another into a buffer of `ring`, which has (or gets) buffers of `bytes`; submits, and
+    /// asks for the mapping. `encoder` holds what runs before.
     pub fn start(
         shared: &Arc<Shared>,
-        staging: Arc<Buffer>,
+        ring: &Ring,
+        bytes: u64,
         parts: &[Part],
         encoder: Option<wgpu::CommandEncoder>,
     ) -> Result<Reading> {
+        let known = lock(ring).pop();
+        let staging = match known {
+            Some(buffer) => buffer,
+            None => shared.buffer(
+                "readback",
+                bytes,
+                wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            )?,
+        };
         let mapped: Arc<Mutex<Option<Result<(), String>>>> = Arc::default();
         let cell = mapped.clone();
         let submission = shared.scoped(&"reading results", || {
@@ -175,7 +176,7 @@ impl Reading {
             });
             submission
         })?;
-        Ok(Reading { shared: shared.clone(), staging, submission, mapped })
+        Ok(Reading { shared: shared.clone(), staging, submission, mapped, ring: ring.clone() })
     }
 
     /// Whether [`Reading::wait`] would return at once.
@@ -186,48 +187,52 @@ impl Reading {
 
     /// Waits for the tensors.
     pub fn wait(&self, parts: &[Part]) -> Result<Vec<HostTensor>> {
-        let shared = &self.shared;
         let wait =
             wgpu::PollType::Wait { submission_index: Some(self.submission.clone()), timeout: Some(TIMEOUT) };
-        poll(shared, wait)?;
+        poll(&self.shared, wait)?;
         match &*lock(&self.mapped) {
             Some(Ok(())) => {}
             Some(Err(e)) => return Err(Error::Device(format!("reading results failed: {e}"))),
             None => return Err(Error::Device("reading results: the device did not answer".into())),
         }
-        let tensors = {
-            let view = shared
-                .scoped(&"reading results", || self.staging.raw.get_mapped_range(..))?
-                .map_err(|e| Error::Device(format!("reading results failed: {e}")))?;
-            let mut at = 0;
-            let take = |p: &Part| {
-                let bytes = &view[at..at + p.ty.bytes() as usize];
-                at += bytes.len();
-                match p.ty.dtype {
-                    DType::F32 => HostTensor::F32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
-                    DType::U32 => HostTensor::U32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
-                }
-            };
-            parts.iter().map(take).collect()
+        let view = self
+            .shared
+            .scoped(&"reading results", || self.staging.raw.get_mapped_range(..))?
+            .map_err(|e| Error::Device(format!("reading results failed: {e}")))?;
+        let mut at = 0;
+        let take = |p: &Part| {
+            let bytes = &view[at..at + p.ty.bytes() as usize];
+            at += bytes.len();
+            match p.ty.dtype {
+                DType::F32 => HostTensor::F32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+                DType::U32 => HostTensor::U32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+            }
         };
-        Ok(tensors)
+        Ok(parts.iter().map(take).collect())
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Ends a mapping that is there or pending, so that the buffer can be copied into again. On a device that is
-        // lost this may fail; then nothing uses the buffer again.
-        let _ = self.shared.scoped(&"ending a readback", || self.staging.raw.unmap());
+        // Ends a mapping that is there or pending, so that the buffer can be copied into again. On a lost device this
+        // fails, and the buffer is of no more use.
+        if self.shared.scoped(&"ending a readback", || self.staging.raw.unmap()).is_ok() {
+            lock(&self.ring).push(self.staging.clone());
+        }
     }
 }
 
 pub(super) fn poll(shared: &Shared, how: wgpu::PollType) -> Result<()> {
-    shared.scoped(&"waiting", || shared.device.poll(how))?.map_err(|e| match e {
-        wgpu::PollError::Timeout => {
-            Error::Device(format!("no answer within {} s: the device hangs", TIMEOUT.as_secs()))
+    // wgpu panics when the device is lost in the middle of a wait.
+    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.device.poll(how)));
+    shared.check_lost()?;
+    match polled {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(wgpu::PollError::Timeout)) => {
+            let seconds = TIMEOUT.as_secs();
+            Err(Error::Device(format!("no answer within {seconds} s: the device hangs; restart the program")))
         }
-        e => Error::Device(e.to_string()),
-    })?;
-    Ok(())
+        Ok(Err(e)) => Err(Error::Device(format!("waiting failed: {e}"))),
+        Err(_) => Err(Error::Device("the device was lost during a wait: make a new one".into())),
+    }
 }

@@ -21,6 +21,7 @@ use crate::plan::{ALIGN_BYTES, Plan};
 use crate::profile::DeviceProfile;
 use crate::{Error, Result};
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -85,7 +86,8 @@ pub struct Allocations {
     pub live_bytes: u64,
 }
 
-/// What compiling kernels has cost so far.
+/// What compiling kernels has cost so far. Some drivers (lavapipe) compile at the first dispatch instead; the first run
+/// of a plan tells then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileStats {
     /// Pipelines made.
@@ -113,22 +115,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Runs `f` and turns every error that the device reports meanwhile on this thread into ours.
+fn scoped<T>(device: &wgpu::Device, what: &dyn Display, f: impl FnOnce() -> T) -> Result<T> {
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+    let out = f();
+    let (internal, validation, memory) = (internal.pop(), validation.pop(), memory.pop());
+    if let Some(e) = pollster::block_on(memory) {
+        let hint = "take a smaller batch or model, or free memory of the device";
+        return Err(Error::Device(format!("out of memory for {what}: {hint} ({})", text(&e))));
+    }
+    if let Some(e) = pollster::block_on(validation).or(pollster::block_on(internal)) {
+        return Err(Error::Device(format!("{what}: {}", text(&e))));
+    }
+    Ok(out)
+}
+
 impl Shared {
     /// Runs `f` and turns every error that the device reports meanwhile on this thread into ours.
-    fn scoped<T>(&self, what: &dyn std::fmt::Display, f: impl FnOnce() -> T) -> Result<T> {
+    fn scoped<T>(&self, what: &dyn Display, f: impl FnOnce() -> T) -> Result<T> {
         self.check_lost()?;
-        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let out = f();
-        let (internal, validation, memory) = (internal.pop(), validation.pop(), memory.pop());
-        if let Some(e) = pollster::block_on(memory) {
-            let hint = "take a smaller batch or model, or free memory of the device";
-            return Err(Error::Device(format!("out of memory for {what}: {hint} ({})", text(&e))));
-        }
-        for error in [pollster::block_on(validation), pollster::block_on(internal)].into_iter().flatten() {
-            return Err(Error::Device(format!("{what}: {}", text(&error))));
-        }
+        let out = scoped(&self.device, what, f)?;
         self.check_lost()?;
         Ok(out)
     }
@@ -232,14 +240,25 @@ fn entry(
     }
 }
 
-/// The message of a device error: the whole description, because a shader's error shows its line.
+/// The message of a device error, in one line unless it shows lines of a shader.
 fn text(error: &wgpu::Error) -> String {
-    match error {
+    let text = match error {
         wgpu::Error::OutOfMemory { source } => source.to_string(),
         wgpu::Error::Validation { description, .. } | wgpu::Error::Internal { description, .. } => {
             description.trim().to_string()
         }
+    };
+    if text.contains('│') {
+        return text;
     }
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|l| !l.is_empty() && *l != "Caused by:").collect();
+    let mut line = lines.join(": ");
+    // What was made without an error turns invalid only by the loss of the device, which a device that is not ours does
+    // not tell us otherwise.
+    if line.ends_with(" is invalid") {
+        line.push_str("; was the device lost or destroyed?");
+    }
+    line
 }
 
 impl Gpu {
@@ -260,10 +279,12 @@ impl Gpu {
         lost: Arc<Mutex<Option<String>>>,
     ) -> Result<Gpu> {
         let profile = profile::of(&device, &info);
-        let params_layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some("parameters"),
-            entries: &[entry(0, wgpu::BufferBindingType::Uniform, true, Some(ALIGN_BYTES))],
-        });
+        let params_layout = scoped(&device, &"parameters", || {
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some("parameters"),
+                entries: &[entry(0, wgpu::BufferBindingType::Uniform, true, Some(ALIGN_BYTES))],
+            })
+        })?;
         let shared = Shared {
             device,
             queue,
@@ -332,6 +353,8 @@ impl Gpu {
         Executor::new(self, plan, memory)
     }
 
+    /// The pipelines of these kernels, one after another: on software adapters, which compile at the first dispatch,
+    /// a second thread gained nothing (60 small kernels took 90 ms on lavapipe either way).
     fn pipelines(&self, kernels: &[Kernel]) -> Result<Vec<Pipeline>> {
         let cache = &self.shared.pipelines[self.checked as usize];
         let mut found = Vec::with_capacity(kernels.len());

@@ -132,11 +132,44 @@ async fn found(backend: Option<Backend>) -> Vec<(wgpu::Adapter, AdapterDescripti
     if list.is_empty() { found_in(Backend::Gl.bits()).await } else { list }
 }
 
+/// An instance without the extensions for windows: nothing is shown here, and with them Mesa's layer that chooses a
+/// device looks for a display and complains on the terminal when there is none.
+#[cfg(target_os = "linux")]
+fn instance(descriptor: wgpu::InstanceDescriptor) -> wgpu::Instance {
+    use wgpu::hal::{InstanceDescriptor, vulkan};
+    if !descriptor.backends.contains(wgpu::Backends::VULKAN) {
+        return wgpu::Instance::new(descriptor);
+    }
+    let windows = [c"VK_KHR_wayland_surface", c"VK_KHR_xcb_surface", c"VK_KHR_xlib_surface"];
+    let description = InstanceDescriptor {
+        name: "wgformer",
+        flags: descriptor.flags,
+        memory_budget_thresholds: descriptor.memory_budget_thresholds,
+        backend_options: descriptor.backend_options.clone(),
+        telemetry: None,
+        display: None,
+    };
+    let omit: Box<vulkan::CreateInstanceCallback> =
+        Box::new(move |args| args.extensions.retain(|e| !windows.contains(e)));
+    // SAFETY: only extensions for surfaces are left out, and no surface is ever made on this instance.
+    match unsafe { vulkan::Instance::init_with_callback(&description, Some(omit)) } {
+        // SAFETY: it was made a line above.
+        Ok(raw) => unsafe { wgpu::Instance::from_hal::<wgpu::hal::api::Vulkan>(raw) },
+        // Without Vulkan's loader: an instance that finds nothing.
+        Err(_) => wgpu::Instance::new(descriptor),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn instance(descriptor: wgpu::InstanceDescriptor) -> wgpu::Instance {
+    wgpu::Instance::new(descriptor)
+}
+
 async fn found_in(backends: wgpu::Backends) -> Vec<(wgpu::Adapter, AdapterDescription)> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = backends;
     descriptor.flags.remove(wgpu::InstanceFlags::DEBUG | wgpu::InstanceFlags::VALIDATION);
-    let instance = wgpu::Instance::new(descriptor);
+    let instance = instance(descriptor);
     let mut list: Vec<_> = instance
         .enumerate_adapters(wgpu::Backends::all())
         .await

@@ -52,7 +52,7 @@ pub struct BufferSpec {
 }
 
 /// A part of a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Index into [`Plan::buffers`].
     pub buffer: usize,
