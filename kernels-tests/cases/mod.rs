@@ -1,11 +1,22 @@
 //! The cases, one file an op, named like it.
 
+pub mod dropout;
 pub mod elementwise;
+pub mod layer_norm;
 pub mod layout;
+pub mod optimizer;
+pub mod softmax;
 
 use crate::harness::Case;
 
 /// Every op with its cases.
 pub fn all() -> Vec<(&'static str, Vec<Case>)> {
-    vec![("elementwise", elementwise::cases()), ("layout", layout::cases())]
+    vec![
+        ("elementwise", elementwise::cases()),
+        ("layout", layout::cases()),
+        ("dropout", dropout::cases()),
+        ("layer_norm", layer_norm::cases()),
+        ("softmax", softmax::cases()),
+        ("optimizer", optimizer::cases()),
+    ]
 }

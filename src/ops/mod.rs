@@ -1,9 +1,14 @@
 //! The ops, one file each: bindings, parameters, shape rule, lowering, gradient, reference. The same name stands on the
 //! file here, on the shader and on the cases of its tests.
 
+pub mod dropout;
 pub mod elementwise;
+pub mod layer_norm;
 pub mod layout;
+pub mod optimizer;
 pub mod random;
+mod rows;
+pub mod softmax;
 
 /// A family of kernels: one file under `shaders/`.
 #[derive(Clone, Copy, Debug)]
@@ -17,13 +22,36 @@ pub struct Family {
 }
 
 /// The one list of kernels.
-pub const FAMILIES: &[Family] =
-    &[Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] }];
+pub const FAMILIES: &[Family] = &[
+    Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] },
+    Family { name: "dropout", source: dropout::SOURCE, entries: &["forward"] },
+    Family {
+        name: "layer_norm",
+        source: layer_norm::SOURCE,
+        entries: &["forward", "backward", "backward_params", "reduce_params"],
+    },
+    Family { name: "softmax", source: softmax::SOURCE, entries: &["forward", "backward"] },
+    Family { name: "optimizer", source: optimizer::SOURCE, entries: &["norm_partial", "norm_final", "adam"] },
+];
 
 /// Text shared by shaders: functions only, no bindings, no entry points.
 pub mod lib_wgsl {
     /// Activations and their derivatives.
     pub const ACTIVATION: &str = include_str!("../../shaders/lib/activation.wgsl");
+    /// An element of a row: four floats.
+    pub const ELEM_VEC4: &str = include_str!("../../shaders/lib/elem_vec4.wgsl");
+    /// An element of a row: one float.
+    pub const ELEM_F32: &str = include_str!("../../shaders/lib/elem_f32.wgsl");
+    /// Dropout of an element of four floats.
+    pub const DROPOUT_VEC4: &str = include_str!("../../shaders/lib/dropout_vec4.wgsl");
+    /// Dropout of an element of one float.
+    pub const DROPOUT_F32: &str = include_str!("../../shaders/lib/dropout_f32.wgsl");
+    /// Reductions over a row that one invocation works on.
+    pub const ROWS_INVOCATION: &str = include_str!("../../shaders/lib/rows_invocation.wgsl");
+    /// Reductions over a row that one sub-group works on.
+    pub const ROWS_SUBGROUP: &str = include_str!("../../shaders/lib/rows_subgroup.wgsl");
+    /// Reductions over a row that one workgroup works on.
+    pub const ROWS_WORKGROUP: &str = include_str!("../../shaders/lib/rows_workgroup.wgsl");
     /// Counter-based random numbers and dropout.
     pub const RANDOM: &str = include_str!("../../shaders/lib/random.wgsl");
 }

@@ -1,0 +1,240 @@
+// LayerNorm over rows of SIZE elems (C floats), plain or after a residual sum with dropout:
+//   h = x, or residual + x, or residual + x f, where f is dropout's factor (0 or 1 / (1 - p))
+//   forward          mean = sum(h) / C; inv = 1 / sqrt(sum((h - mean)^2) / C + eps); n = (h - mean) inv; y = gamma n + beta
+//   backward         g = gamma d_y; d_h = d_h_in + inv (g - sum(g) / C - n sum(g n) / C); d_x = d_h f
+//   backward_params  d_gamma = sum over rows of d_y n; d_beta = sum over rows of d_y; by strips of rows, then reduce_params
+//
+// Grid of forward and backward: WIDTH lanes a row, GROUP / WIDTH rows a workgroup (WIDTH is GROUP or 1), groups folded into
+// y. A lane holds the elems lane, lane + WIDTH, ... of its row: in registers if KEEP, else it reads them again.
+// The mean is kept as a sum of two floats, mean + shift: beside values that lie far from zero, the rounding of the mean
+// alone would be an error of all results.
+// Constants: SIZE, WIDTH, GROUP, KEEP, RESIDUAL, DROPOUT, SECOND. Shared text: elem_*, rows_*, dropout_*, random.
+
+struct Params {
+    rows: u32,
+    eps: f32,
+    threshold: u32, // of the dropout
+    scale: f32,
+    site: u32,
+    strip: u32, // rows a strip, in backward_params
+    strips: u32,
+}
+
+@group(1) @binding(0) var<uniform> params: Params;
+
+const STEPS = (SIZE + WIDTH - 1u) / WIDTH;
+const ALIGNED = SIZE % WIDTH == 0u;
+const HELD = select(1u, STEPS, KEEP);
+const COUNT = f32(SIZE * ELEM); // C
+
+fn row_of(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
+    let index = group.y * groups.x + group.x;
+    return select(index, index * GROUP + local, WIDTH == 1u);
+}
+
+@group(0) @binding(0) var<storage, read> x: array<elem>; // [rows, SIZE]
+@group(0) @binding(1) var<storage, read> gamma: array<elem>; // [SIZE]
+@group(0) @binding(2) var<storage, read> beta: array<elem>; // [SIZE]
+@group(0) @binding(3) var<storage, read> residual: array<elem>; // [rows, SIZE] if RESIDUAL
+@group(0) @binding(4) var<storage, read> seed: array<u32>; // [2] if DROPOUT
+@group(0) @binding(5) var<storage, read_write> y: array<elem>; // [rows, SIZE]
+@group(0) @binding(6) var<storage, read_write> stats: array<vec4<f32>>; // [rows]: mean, shift, inv, 0
+@group(0) @binding(7) var<storage, read_write> h: array<elem>; // [rows, SIZE] if SECOND, which RESIDUAL without KEEP needs
+
+fn sum_at(i: u32, key: vec2<u32>) -> elem {
+    var v = x[i];
+    if DROPOUT {
+        v *= dropout_elem(key, i, params.threshold, params.scale);
+    }
+    if RESIDUAL {
+        v += residual[i];
+    }
+    return v;
+}
+
+@compute @workgroup_size(GROUP)
+fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+           @builtin(local_invocation_index) local: u32) {
+    let row = row_of(group, groups, local);
+    let lane = local % WIDTH;
+    // A row beyond the last one reads the last one and writes nothing: barriers stay in uniform control flow.
+    let writes = row < params.rows;
+    let start = min(row, params.rows - 1u) * SIZE;
+    var key = vec2<u32>(0u);
+    if DROPOUT {
+        key = random_key(vec2<u32>(seed[0], seed[1]), params.site);
+    }
+    var held: array<elem, HELD>;
+    var sum = elem(0.0);
+    for (var step = 0u; step < STEPS; step++) {
+        let i = step * WIDTH + lane;
+        if ALIGNED || i < SIZE {
+            let v = sum_at(start + i, key);
+            if KEEP {
+                held[step] = v;
+            }
+            if SECOND && writes {
+                h[start + i] = v;
+            }
+            sum += v;
+        }
+    }
+    let mean = row_sum(elem_sum(sum), local) / COUNT;
+    var squares = elem(0.0);
+    var rest = elem(0.0);
+    for (var step = 0u; step < STEPS; step++) {
+        let i = step * WIDTH + lane;
+        if ALIGNED || i < SIZE {
+            var v: elem;
+            if KEEP {
+                v = held[step];
+            } else if RESIDUAL {
+                v = h[start + i];
+            } else {
+                v = x[start + i];
+            }
+            let d = v - mean;
+            squares += d * d;
+            rest += d;
+        }
+    }
+    let moments = row_sum2(vec2<f32>(elem_sum(squares), elem_sum(rest)), local) / COUNT;
+    let shift = moments.y;
+    let inv = inverseSqrt(max(moments.x - shift * shift, 0.0) + params.eps);
+    if !writes {
+        return;
+    }
+    if lane == 0u {
+        stats[row] = vec4<f32>(mean, shift, inv, 0.0);
+    }
+    for (var step = 0u; step < STEPS; step++) {
+        let i = step * WIDTH + lane;
+        if ALIGNED || i < SIZE {
+            var v: elem;
+            if KEEP {
+                v = held[step];
+            } else if RESIDUAL {
+                v = h[start + i];
+            } else {
+                v = x[start + i];
+            }
+            y[start + i] = ((v - mean) - shift) * inv * gamma[i] + beta[i];
+        }
+    }
+}
+
+@group(0) @binding(0) var<storage, read> d_y: array<elem>; // [rows, SIZE]
+@group(0) @binding(1) var<storage, read> d_h_in: array<elem>; // [rows, SIZE] if RESIDUAL
+@group(0) @binding(2) var<storage, read> sums: array<elem>; // [rows, SIZE]: h
+@group(0) @binding(3) var<storage, read> saved: array<vec4<f32>>; // [rows]: mean, shift, inv
+@group(0) @binding(4) var<storage, read> weight: array<elem>; // [SIZE]: gamma
+@group(0) @binding(5) var<storage, read> same_seed: array<u32>; // [2] if DROPOUT
+@group(0) @binding(6) var<storage, read_write> d_h: array<elem>; // [rows, SIZE]
+@group(0) @binding(7) var<storage, read_write> d_x: array<elem>; // [rows, SIZE] if DROPOUT
+
+@compute @workgroup_size(GROUP)
+fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+            @builtin(local_invocation_index) local: u32) {
+    let row = row_of(group, groups, local);
+    let lane = local % WIDTH;
+    let writes = row < params.rows;
+    let source = min(row, params.rows - 1u);
+    let start = source * SIZE;
+    let row_stats = saved[source];
+    let mean = row_stats.x;
+    let shift = row_stats.y;
+    let inv = row_stats.z;
+    var held_g: array<elem, HELD>;
+    var held_n: array<elem, HELD>;
+    var sum_g = elem(0.0);
+    var sum_gn = elem(0.0);
+    for (var step = 0u; step < STEPS; step++) {
+        let i = step * WIDTH + lane;
+        if ALIGNED || i < SIZE {
+            let g = d_y[start + i] * weight[i];
+            let n = ((sums[start + i] - mean) - shift) * inv;
+            if KEEP {
+                held_g[step] = g;
+                held_n[step] = n;
+            }
+            sum_g += g;
+            sum_gn += g * n;
+        }
+    }
+    let means = row_sum2(vec2<f32>(elem_sum(sum_g), elem_sum(sum_gn)), local) / COUNT;
+    if !writes {
+        return;
+    }
+    var key = vec2<u32>(0u);
+    if DROPOUT {
+        key = random_key(vec2<u32>(same_seed[0], same_seed[1]), params.site);
+    }
+    for (var step = 0u; step < STEPS; step++) {
+        let i = step * WIDTH + lane;
+        if ALIGNED || i < SIZE {
+            var g: elem;
+            var n: elem;
+            if KEEP {
+                g = held_g[step];
+                n = held_n[step];
+            } else {
+                g = d_y[start + i] * weight[i];
+                n = ((sums[start + i] - mean) - shift) * inv;
+            }
+            var d = inv * (g - means.x - n * means.y);
+            if RESIDUAL {
+                d += d_h_in[start + i];
+            }
+            d_h[start + i] = d;
+            if DROPOUT {
+                d_x[start + i] = d * dropout_elem(key, start + i, params.threshold, params.scale);
+            }
+        }
+    }
+}
+
+// Grid: one invocation an elem of a row and a strip of rows; x: columns, y: strips.
+@group(0) @binding(1) var<storage, read> strip_stats: array<vec4<f32>>; // [rows]: mean, shift, inv
+@group(0) @binding(3) var<storage, read_write> partials: array<elem>; // [strips, 2, SIZE]: of d_gamma, of d_beta
+
+@compute @workgroup_size(GROUP)
+fn backward_params(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let column = group.x * GROUP + lane;
+    if column >= SIZE {
+        return;
+    }
+    let first = group.y * params.strip;
+    let end = min(first + params.strip, params.rows);
+    var d_gamma_part = elem(0.0);
+    var d_beta_part = elem(0.0);
+    for (var row = first; row < end; row++) {
+        let s = strip_stats[row];
+        let d = d_y[row * SIZE + column];
+        d_gamma_part += d * (((sums[row * SIZE + column] - s.x) - s.y) * s.z);
+        d_beta_part += d;
+    }
+    partials[2u * group.y * SIZE + column] = d_gamma_part;
+    partials[(2u * group.y + 1u) * SIZE + column] = d_beta_part;
+}
+
+// Grid: one invocation an elem of d_gamma and d_beta.
+@group(0) @binding(0) var<storage, read> strip_sums: array<elem>; // [strips, 2, SIZE]
+@group(0) @binding(1) var<storage, read_write> d_gamma: array<elem>; // [SIZE]
+@group(0) @binding(2) var<storage, read_write> d_beta: array<elem>; // [SIZE]
+
+@compute @workgroup_size(GROUP)
+fn reduce_params(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let column = group.x * GROUP + lane;
+    if column >= 2u * SIZE {
+        return;
+    }
+    var sum = elem(0.0);
+    for (var strip = 0u; strip < params.strips; strip++) {
+        sum += strip_sums[strip * 2u * SIZE + column];
+    }
+    if column < SIZE {
+        d_gamma[column] = sum;
+    } else {
+        d_beta[column - SIZE] = sum;
+    }
+}

@@ -1,0 +1,381 @@
+//! LayerNorm over the innermost dimension, plain or after a residual sum with dropout.
+
+use super::dropout::{active, dropout_parts, key};
+use super::random::Dropout;
+use super::rows::Rows;
+use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::profile::DeviceClass;
+use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
+
+pub(super) const SOURCE: &str = include_str!("../../shaders/layer_norm.wgsl");
+
+// Elems of its row that a lane keeps in registers: h in the forward; g and n in the backward.
+const HELD: usize = 16;
+const HELD_BACKWARD: usize = 16;
+// Invocations a workgroup over the columns, and the fewest rows of a strip.
+const COLUMNS: u32 = 64;
+const STRIP: usize = 8;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+struct Params {
+    rows: u32,
+    eps: f32,
+    threshold: u32,
+    scale: f32,
+    site: u32,
+    strip: u32,
+    strips: u32,
+}
+
+impl Params {
+    fn new(rows: &Rows, eps: f64, dropout: Option<Dropout>) -> Self {
+        let mut params = Params { rows: rows.rows as u32, eps: eps as f32, ..Default::default() };
+        if let Some(d) = dropout {
+            (params.threshold, params.scale, params.site) = (d.threshold(), d.scale() as f32, d.site);
+        }
+        params
+    }
+}
+
+fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
+    let mut parts = vec![SOURCE, rows.parts()[0]];
+    parts.extend(dropout_parts(rows.vec4));
+    let mut constants = rows.constants();
+    for flag in ["KEEP", "RESIDUAL", "DROPOUT", "SECOND"] {
+        constants.push((flag, Const::Bool(false)));
+    }
+    Kernel {
+        name: format!("layer_norm/{entry}_{}", rows.variant()),
+        parts,
+        entry,
+        bindings,
+        constants,
+        requires: rows.requires(),
+    }
+}
+
+fn set(kernel: &mut Kernel, name: &str, value: Const) {
+    for c in &mut kernel.constants {
+        if c.0 == name {
+            c.1 = value;
+        }
+    }
+}
+
+/// y = LN(h), h = x or residual + dropout(x). Inputs: x, gamma, beta, the residual, the seed. Outputs: y, stats (mean in
+/// two floats, 1 / std, 0), and with a residual h.
+#[derive(Clone, Copy, Debug)]
+struct LayerNorm {
+    eps: f64,
+    residual: bool,
+    dropout: Option<Dropout>,
+}
+
+fn stats_type(x: &TensorType) -> TensorType {
+    TensorType::f32([x.shape.rows(), 4])
+}
+
+fn moments(row: &[f64], eps: f64) -> (f64, f64) {
+    let mean = row.iter().sum::<f64>() / row.len() as f64;
+    let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / row.len() as f64;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+impl Op for LayerNorm {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        let x = inputs[0];
+        if x.dtype != DType::F32 || x.shape.elements() == 0 {
+            return Err(Error::shape("", "x", "f32, not empty", x));
+        }
+        let row = TensorType::f32([x.shape.last()]);
+        for (name, t) in [("gamma", inputs[1]), ("beta", inputs[2])] {
+            if *t != row {
+                return Err(Error::shape("", name, row, t));
+            }
+        }
+        if self.residual && inputs[3] != x {
+            return Err(Error::shape("", "residual", x, inputs[3]));
+        }
+        if let Some(d) = self.dropout {
+            d.check(inputs[4])?;
+        }
+        let mut outputs = vec![x.clone(), stats_type(x)];
+        outputs.extend(self.residual.then(|| x.clone()));
+        Ok(outputs)
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let mut h = inputs[0].clone();
+        if let Some(d) = self.dropout {
+            let key = key(d, inputs[4]);
+            h.data.iter_mut().enumerate().for_each(|(i, v)| *v *= d.factor(key, i as u32));
+        }
+        if self.residual {
+            h.data.iter_mut().zip(&inputs[3].data).for_each(|(v, r)| *v += r);
+        }
+        let (gamma, beta) = (&inputs[1].data, &inputs[2].data);
+        let mut y = h.clone();
+        let mut stats = Vec::new();
+        for row in y.data.chunks_mut(gamma.len()) {
+            let (mean, inv) = moments(row, self.eps);
+            stats.extend([mean, 0.0, inv, 0.0]);
+            for (i, v) in row.iter_mut().enumerate() {
+                *v = (*v - mean) * inv * gamma[i] + beta[i];
+            }
+        }
+        let stats = Tensor64::new([stats.len() / 4, 4], stats);
+        let mut outputs = vec![y, stats];
+        outputs.extend(self.residual.then_some(h));
+        outputs
+    }
+
+    fn gradient(
+        &self,
+        g: &mut Graph,
+        node: &Node,
+        d_outputs: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>> {
+        let (x, gamma) = (node.inputs[0], node.inputs[1]);
+        let stats = node.outputs[1];
+        let h = if self.residual { node.outputs[2] } else { x };
+        let d_h_in = if self.residual { d_outputs[2] } else { None };
+        let mut gradients = vec![None; node.inputs.len()];
+        let seed = node.inputs.get(4).copied();
+        let (d_h, d_x) = match (d_outputs[0], d_h_in) {
+            (None, None) => return Ok(gradients),
+            (None, Some(d)) => {
+                let d_x = match (self.dropout, seed) {
+                    (Some(dropout), Some(seed)) => super::dropout::dropout(g, d, dropout, seed)?,
+                    _ => d,
+                };
+                (d, d_x)
+            }
+            (Some(d_y), _) => {
+                let params = g.add_node(ParamsBackward, &[d_y, h, stats])?;
+                (gradients[1], gradients[2]) = (Some(params[0]), Some(params[1]));
+                let mut inputs = vec![d_y, h, stats, gamma];
+                inputs.extend(d_h_in);
+                inputs.extend(seed.filter(|_| self.dropout.is_some()));
+                let op = Backward { residual: d_h_in.is_some(), dropout: self.dropout };
+                let outputs = g.add_node(op, &inputs)?;
+                (outputs[0], outputs[outputs.len() - 1])
+            }
+        };
+        gradients[0] = Some(d_x);
+        if self.residual {
+            gradients[3] = Some(d_h);
+        }
+        Ok(gradients)
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        let rows = Rows::new(l.profile, l.input_type(0));
+        let keep = rows.steps() <= HELD;
+        // Where the row does not fit into registers, the sum is read again from h.
+        let second = self.residual && (l.output_used(2) || !keep);
+        let mut bindings = vec![Access::Read; 5];
+        bindings.extend([Access::Write; 3]);
+        let mut kernel = kernel(&rows, "forward", bindings);
+        set(&mut kernel, "KEEP", Const::Bool(keep));
+        set(&mut kernel, "RESIDUAL", Const::Bool(self.residual));
+        set(&mut kernel, "DROPOUT", Const::Bool(self.dropout.is_some()));
+        set(&mut kernel, "SECOND", Const::Bool(second));
+        // What a variant does not use is bound all the same.
+        let residual = l.input(if self.residual { 3 } else { 0 });
+        let seed = l.input(if self.dropout.is_some() { 4 } else { 1 });
+        let h = if second { l.output(2) } else { l.scratch(UNUSED) };
+        let operands = [l.input(0), l.input(1), l.input(2), residual, seed, l.output(0), l.output(1), h];
+        l.push(Dispatch {
+            kernel,
+            operands: operands.into_iter().map(Into::into).collect(),
+            params: bytemuck::bytes_of(&Params::new(&rows, self.eps, self.dropout)).to_vec(),
+            groups: rows.groups(l)?,
+            flops: 8 * l.output_type(0).shape.elements() as u64,
+        });
+        Ok(())
+    }
+}
+
+// Elements that stand in for an output that a variant does not write: more than any element type has.
+const UNUSED: usize = 64;
+
+/// The gradients by h and, with dropout, by x. Inputs: d_y, h, stats, gamma, then, where there are such, the gradient
+/// that h has from elsewhere, and the seed.
+#[derive(Clone, Copy, Debug)]
+struct Backward {
+    residual: bool,
+    dropout: Option<Dropout>,
+}
+
+impl Op for Backward {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        if inputs[0] != inputs[1] {
+            return Err(Error::shape("", "d_y", inputs[1], inputs[0]));
+        }
+        Ok(vec![inputs[0].clone(); 1 + usize::from(self.dropout.is_some())])
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let (d_y, h, stats, gamma) = (inputs[0], inputs[1], inputs[2], &inputs[3].data);
+        let c = gamma.len();
+        let mut d_h = d_y.clone();
+        for (r, row) in d_h.data.chunks_mut(c).enumerate() {
+            let (mean, inv) = (stats.data[4 * r] + stats.data[4 * r + 1], stats.data[4 * r + 2]);
+            let n: Vec<f64> = h.row(r).iter().map(|v| (v - mean) * inv).collect();
+            let g: Vec<f64> = d_y.row(r).iter().zip(gamma).map(|(d, w)| d * w).collect();
+            let mean_g = g.iter().sum::<f64>() / c as f64;
+            let mean_gn = g.iter().zip(&n).map(|(g, n)| g * n).sum::<f64>() / c as f64;
+            for (i, v) in row.iter_mut().enumerate() {
+                *v = inv * (g[i] - mean_g - n[i] * mean_gn);
+                if self.residual {
+                    *v += inputs[4].row(r)[i];
+                }
+            }
+        }
+        match (self.dropout, inputs.last()) {
+            (Some(d), Some(seed)) => {
+                let key = key(d, seed);
+                let masked = |i: usize| d_h.data[i] * d.factor(key, i as u32);
+                let d_x = Tensor64::from_fn(d_h.shape.clone(), masked);
+                vec![d_h, d_x]
+            }
+            _ => vec![d_h],
+        }
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        let rows = Rows::new(l.profile, l.input_type(0));
+        let mut bindings = vec![Access::Read; 6];
+        bindings.extend([Access::Write; 2]);
+        let mut kernel = kernel(&rows, "backward", bindings);
+        set(&mut kernel, "KEEP", Const::Bool(rows.steps() <= HELD_BACKWARD));
+        set(&mut kernel, "RESIDUAL", Const::Bool(self.residual));
+        set(&mut kernel, "DROPOUT", Const::Bool(self.dropout.is_some()));
+        let d_h_in = l.input(if self.residual { 4 } else { 0 });
+        let (seed, d_x) = match self.dropout {
+            Some(_) => (l.input(l.input_count() - 1), l.output(1)),
+            None => (l.input(2), l.scratch(UNUSED)),
+        };
+        let operands = [l.input(0), d_h_in, l.input(1), l.input(2), l.input(3), seed, l.output(0), d_x];
+        l.push(Dispatch {
+            kernel,
+            operands: operands.into_iter().map(Into::into).collect(),
+            params: bytemuck::bytes_of(&Params::new(&rows, 0.0, self.dropout)).to_vec(),
+            groups: rows.groups(l)?,
+            flops: 12 * l.output_type(0).shape.elements() as u64,
+        });
+        Ok(())
+    }
+}
+
+/// The gradients by gamma and beta, from d_y, h and stats.
+#[derive(Clone, Copy, Debug)]
+struct ParamsBackward;
+
+impl Op for ParamsBackward {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        if inputs[0] != inputs[1] {
+            return Err(Error::shape("", "d_y", inputs[1], inputs[0]));
+        }
+        Ok(vec![TensorType::f32([inputs[0].shape.last()]); 2])
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let (d_y, h, stats) = (inputs[0], inputs[1], inputs[2]);
+        let shape = Shape::from([d_y.shape.last()]);
+        let (mut d_gamma, mut d_beta) = (Tensor64::zeros(shape.clone()), Tensor64::zeros(shape));
+        for r in 0..d_y.shape.rows() {
+            let (mean, inv) = (stats.data[4 * r] + stats.data[4 * r + 1], stats.data[4 * r + 2]);
+            for (i, (d, v)) in d_y.row(r).iter().zip(h.row(r)).enumerate() {
+                d_gamma.data[i] += d * (v - mean) * inv;
+                d_beta.data[i] += d;
+            }
+        }
+        vec![d_gamma, d_beta]
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        let ty = l.input_type(0);
+        let rows = Rows::new(l.profile, ty);
+        // As many strips as keep the device busy, none shorter than STRIP rows.
+        let busy = if l.profile.class == DeviceClass::Cpu { 1024 } else { 16384 };
+        let strips = (busy / rows.size).clamp(1, 256).min(rows.rows.div_ceil(STRIP));
+        let strip = rows.rows.div_ceil(strips);
+        let strips = rows.rows.div_ceil(strip);
+        let params = Params { strip: strip as u32, strips: strips as u32, ..Params::new(&rows, 0.0, None) };
+        let partials = l.scratch(2 * strips * ty.shape.last());
+        let strip_by_strip = [l.input(0), l.input(2), l.input(1), partials];
+        let reduce = [partials, l.output(0), l.output(1)];
+        let n = ty.shape.elements() as u64;
+        let sums = (2 * strips * ty.shape.last()) as u64;
+        for (entry, operands, reads, columns, groups_y, flops) in [
+            ("backward_params", &strip_by_strip[..], 3, rows.size, strips as u32, 5 * n),
+            ("reduce_params", &reduce[..], 1, 2 * rows.size, 1, sums),
+        ] {
+            let mut bindings = vec![Access::Read; reads];
+            bindings.resize(operands.len(), Access::Write);
+            let mut kernel = kernel(&rows, entry, bindings);
+            kernel.name = format!("layer_norm/{entry}");
+            kernel.parts[1] = super::lib_wgsl::ROWS_INVOCATION;
+            set(&mut kernel, "WIDTH", Const::U32(1));
+            set(&mut kernel, "GROUP", Const::U32(COLUMNS));
+            kernel.requires = Requires { invocations: COLUMNS, ..Default::default() };
+            l.push(Dispatch {
+                kernel,
+                operands: operands.iter().map(|&o| o.into()).collect(),
+                params: bytemuck::bytes_of(&params).to_vec(),
+                groups: [columns.div_ceil(COLUMNS as usize) as u32, groups_y, 1],
+                flops,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// y = gamma (x - mean) / sqrt(variance + eps) + beta over the innermost dimension of `x` f32[.., C]; gamma and beta are
+/// f32[C]. The variance is that of the row itself (divided by C).
+///
+/// # Errors
+/// When shapes do not fit.
+pub fn layer_norm(g: &mut Graph, x: ValueId, gamma: ValueId, beta: ValueId, eps: f64) -> Result<ValueId> {
+    let op = LayerNorm { eps, residual: false, dropout: None };
+    Ok(g.add_node(op, &[x, gamma, beta])?[0])
+}
+
+/// (y, h): h = residual + dropout(x), y = [`layer_norm`](h), in one kernel. `x` and `residual` have one shape. `seed` is
+/// the input u32[2] that a dropout needs.
+///
+/// # Errors
+/// When shapes do not fit, or there is a dropout and no seed.
+#[allow(clippy::too_many_arguments)]
+pub fn add_norm(
+    g: &mut Graph,
+    residual: ValueId,
+    x: ValueId,
+    gamma: ValueId,
+    beta: ValueId,
+    eps: f64,
+    dropout: Option<Dropout>,
+    seed: Option<ValueId>,
+) -> Result<(ValueId, ValueId)> {
+    let active = active(dropout, seed)?;
+    let op = LayerNorm { eps, residual: true, dropout: active.map(|a| a.0) };
+    let mut inputs = vec![x, gamma, beta, residual];
+    inputs.extend(active.map(|a| a.1));
+    let outputs = g.add_node(op, &inputs)?;
+    Ok((outputs[0], outputs[2]))
+}

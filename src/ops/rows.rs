@@ -1,0 +1,117 @@
+//! What the kernels over rows share (layer_norm, softmax): how many lanes work on a row, and on which type of element.
+
+use super::lib_wgsl;
+use crate::graph::Lowering;
+use crate::kernel::{Const, Requires};
+use crate::profile::{DeviceClass, DeviceProfile};
+use crate::{Result, TensorType};
+
+/// How rows are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// One invocation a row, this many a workgroup.
+    Invocation(u32),
+    /// One workgroup, which is a whole sub-group of this size.
+    Subgroup(u32),
+    /// One workgroup of this many.
+    Workgroup(u32),
+}
+
+/// The shape of a kernel over rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row, in `elem`s.
+    pub size: usize,
+    /// `elem` is vec4<f32>.
+    pub vec4: bool,
+    sharing: Sharing,
+}
+
+impl Rows {
+    /// For the rows of `ty` on this device.
+    pub fn new(profile: &DeviceProfile, ty: &TensorType) -> Rows {
+        let (rows, length) = (ty.shape.rows(), ty.shape.last());
+        let vec4 = length.is_multiple_of(4);
+        let size = if vec4 { length / 4 } else { length };
+        Rows { rows, size, vec4, sharing: sharing(profile, rows, size) }
+    }
+
+    /// The variant's name.
+    pub fn variant(&self) -> &'static str {
+        match self.sharing {
+            Sharing::Invocation(_) => "invocation",
+            Sharing::Subgroup(_) => "subgroup",
+            Sharing::Workgroup(_) => "workgroup",
+        }
+    }
+
+    /// Lanes a row.
+    pub fn width(&self) -> u32 {
+        match self.sharing {
+            Sharing::Invocation(_) => 1,
+            Sharing::Subgroup(n) | Sharing::Workgroup(n) => n,
+        }
+    }
+
+    /// Elems that a lane holds of its row.
+    pub fn steps(&self) -> usize {
+        self.size.div_ceil(self.width() as usize)
+    }
+
+    fn group(&self) -> u32 {
+        match self.sharing {
+            Sharing::Invocation(n) | Sharing::Subgroup(n) | Sharing::Workgroup(n) => n,
+        }
+    }
+
+    /// The shared text that reduces over a row, and that of the element type.
+    pub fn parts(&self) -> [&'static str; 2] {
+        let rows = match self.sharing {
+            Sharing::Invocation(_) => lib_wgsl::ROWS_INVOCATION,
+            Sharing::Subgroup(_) => lib_wgsl::ROWS_SUBGROUP,
+            Sharing::Workgroup(_) => lib_wgsl::ROWS_WORKGROUP,
+        };
+        [rows, if self.vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 }]
+    }
+
+    /// SIZE, WIDTH and GROUP.
+    pub fn constants(&self) -> Vec<(&'static str, Const)> {
+        vec![
+            ("SIZE", Const::U32(self.size as u32)),
+            ("WIDTH", Const::U32(self.width())),
+            ("GROUP", Const::U32(self.group())),
+        ]
+    }
+
+    /// What the shared text needs.
+    pub fn requires(&self) -> Requires {
+        let (subgroup_size, workgroup_bytes) = match self.sharing {
+            Sharing::Invocation(_) => (None, 0),
+            Sharing::Subgroup(n) => (Some(n), 0),
+            Sharing::Workgroup(n) => (None, 8 * n),
+        };
+        Requires { subgroup_size, workgroup_bytes, invocations: self.group() }
+    }
+
+    /// The grid.
+    pub fn groups(&self, l: &Lowering) -> Result<[u32; 3]> {
+        l.groups_1d(self.rows.div_ceil((self.group() / self.width()) as usize))
+    }
+}
+
+fn sharing(profile: &DeviceProfile, rows: usize, size: usize) -> Sharing {
+    let cpu = profile.class == DeviceClass::Cpu;
+    match profile.subgroup_size() {
+        // Too short to share.
+        _ if size <= 8 => Sharing::Invocation(64),
+        Some(n) if cpu && n <= 16 => Sharing::Subgroup(n),
+        // Barriers cost more than the rest of a row there.
+        None if cpu && rows >= 64 => Sharing::Invocation(8),
+        _ => {
+            let width = size.div_ceil(2).next_power_of_two().clamp(32, 256) as u32;
+            Sharing::Workgroup(width.min(profile.max_invocations))
+        }
+    }
+}

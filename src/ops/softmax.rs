@@ -1,0 +1,150 @@
+//! Softmax and log-softmax over the innermost dimension.
+
+use super::rows::Rows;
+use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand};
+use crate::{DType, Error, Result, Tensor64, TensorType};
+
+pub(super) const SOURCE: &str = include_str!("../../shaders/softmax.wgsl");
+
+// Elems that a lane holds in registers, and the number it takes at a time where the row is longer than that.
+const HELD: usize = 32;
+const HELD_BACKWARD: usize = 16;
+const CHUNK: usize = 8;
+
+fn check_f32(name: &str, t: &TensorType) -> Result<()> {
+    if t.dtype != DType::F32 || t.shape.elements() == 0 {
+        return Err(Error::shape("", name, "f32, not empty", t));
+    }
+    Ok(())
+}
+
+fn dispatch(
+    l: &Lowering,
+    entry: &'static str,
+    log: bool,
+    operands: Vec<Operand>,
+    held: usize,
+) -> Result<Dispatch> {
+    let ty = l.output_type(0);
+    let rows = Rows::new(l.profile, ty);
+    let chunk = if rows.steps() <= held { rows.steps() } else { CHUNK };
+    let mut constants = rows.constants();
+    constants.extend([("CHUNK", Const::U32(chunk as u32)), ("LOG", Const::Bool(log))]);
+    let mut bindings = vec![Access::Read; operands.len() - 1];
+    bindings.push(Access::Write);
+    Ok(Dispatch {
+        kernel: Kernel {
+            name: format!("softmax/{entry}_{}", rows.variant()),
+            parts: [&[SOURCE], &rows.parts()[..]].concat(),
+            entry,
+            bindings,
+            constants,
+            requires: rows.requires(),
+        },
+        operands: operands.into_iter().map(Into::into).collect(),
+        params: bytemuck::bytes_of(&(rows.rows as u32)).to_vec(),
+        groups: rows.groups(l)?,
+        flops: 5 * ty.shape.elements() as u64,
+    })
+}
+
+/// y = exp(x) / sum(exp(x)) over each row, or its logarithm.
+#[derive(Clone, Copy, Debug)]
+struct Softmax {
+    log: bool,
+}
+
+impl Op for Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        check_f32("x", inputs[0])?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let x = inputs[0];
+        let mut y = x.clone();
+        for row in y.data.chunks_mut(x.shape.last()) {
+            let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            for v in row {
+                *v = if self.log { *v - max - sum.ln() } else { (*v - max).exp() / sum };
+            }
+        }
+        vec![y]
+    }
+
+    fn gradient(
+        &self,
+        g: &mut Graph,
+        node: &Node,
+        d_outputs: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>> {
+        let Some(d) = d_outputs[0] else { return Ok(vec![None]) };
+        Ok(vec![Some(g.add(SoftmaxBackward { log: self.log }, &[d, node.outputs[0]])?)])
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        l.push(dispatch(l, "forward", self.log, vec![l.input(0), l.output(0)], HELD)?);
+        Ok(())
+    }
+}
+
+/// d_x from d_y and y.
+#[derive(Clone, Copy, Debug)]
+struct SoftmaxBackward {
+    log: bool,
+}
+
+impl Op for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        if inputs[0] != inputs[1] {
+            return Err(Error::shape("", "d_y", inputs[1], inputs[0]));
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let (d_y, y) = (inputs[0], inputs[1]);
+        let mut d_x = d_y.clone();
+        for (r, row) in d_x.data.chunks_mut(y.shape.last()).enumerate() {
+            let (d, y) = (d_y.row(r), y.row(r));
+            let dot: f64 = d.iter().zip(y).map(|(d, y)| d * y).sum();
+            let sum: f64 = d.iter().sum();
+            for (i, v) in row.iter_mut().enumerate() {
+                *v = if self.log { d[i] - y[i].exp() * sum } else { y[i] * (d[i] - dot) };
+            }
+        }
+        vec![d_x]
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        let operands = vec![l.input(0), l.input(1), l.output(0)];
+        l.push(dispatch(l, "backward", self.log, operands, HELD_BACKWARD)?);
+        Ok(())
+    }
+}
+
+/// Softmax of `x` f32[.., C] over its innermost dimension.
+///
+/// # Errors
+/// When `x` is no f32 or empty.
+pub fn softmax(g: &mut Graph, x: ValueId) -> Result<ValueId> {
+    g.add(Softmax { log: false }, &[x])
+}
+
+/// The logarithm of [`softmax`], without its loss of small probabilities.
+///
+/// # Errors
+/// When `x` is no f32 or empty.
+pub fn log_softmax(g: &mut Graph, x: ValueId) -> Result<ValueId> {
+    g.add(Softmax { log: true }, &[x])
+}
