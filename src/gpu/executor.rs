@@ -29,6 +29,8 @@ pub struct Executor {
     groups: Vec<wgpu::BindGroup>,
     step_groups: Vec<usize>,
     params: wgpu::BindGroup,
+    /// Behind `params`; kept for the count of live bytes.
+    _params_buffer: Arc<Buffer>,
     outputs: Arc<[Part]>,
     ring: Ring,
 }
@@ -97,6 +99,7 @@ impl Executor {
             groups: Vec::new(),
             step_groups: Vec::new(),
             params,
+            _params_buffer: params_buffer,
             outputs: Arc::default(),
             ring: Ring::default(),
         };
