@@ -1,5 +1,6 @@
 //! The cases, one file an op, named like it.
 
+pub mod argmax;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -17,6 +18,7 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("dropout", dropout::cases()),
         ("layer_norm", layer_norm::cases()),
         ("softmax", softmax::cases()),
+        ("argmax", argmax::cases()),
         ("optimizer", optimizer::cases()),
     ]
 }

@@ -1,6 +1,7 @@
 //! The ops, one file each: bindings, parameters, shape rule, lowering, gradient, reference. The same name stands on the
 //! file here, on the shader and on the cases of its tests.
 
+pub mod argmax;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -31,6 +32,7 @@ pub const FAMILIES: &[Family] = &[
         entries: &["forward", "backward", "backward_params", "reduce_params"],
     },
     Family { name: "softmax", source: softmax::SOURCE, entries: &["forward", "backward"] },
+    Family { name: "argmax", source: argmax::SOURCE, entries: &["argmax"] },
     Family { name: "optimizer", source: optimizer::SOURCE, entries: &["norm_partial", "norm_final", "adam"] },
 ];
 
