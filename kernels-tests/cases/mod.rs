@@ -1,6 +1,7 @@
 //! The cases, one file an op, named like it.
 
 pub mod argmax;
+pub mod cache_write;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -19,6 +20,7 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("layer_norm", layer_norm::cases()),
         ("softmax", softmax::cases()),
         ("argmax", argmax::cases()),
+        ("cache_write", cache_write::cases()),
         ("optimizer", optimizer::cases()),
     ]
 }

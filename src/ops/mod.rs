@@ -2,6 +2,7 @@
 //! file here, on the shader and on the cases of its tests.
 
 pub mod argmax;
+pub mod cache_write;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -33,6 +34,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family { name: "softmax", source: softmax::SOURCE, entries: &["forward", "backward"] },
     Family { name: "argmax", source: argmax::SOURCE, entries: &["argmax"] },
+    Family { name: "cache_write", source: cache_write::SOURCE, entries: &["cache_write"] },
     Family { name: "optimizer", source: optimizer::SOURCE, entries: &["norm_partial", "norm_final", "adam"] },
 ];
 
