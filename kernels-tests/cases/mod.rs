@@ -2,6 +2,7 @@
 
 pub mod argmax;
 pub mod cache_write;
+pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -21,6 +22,7 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("softmax", softmax::cases()),
         ("argmax", argmax::cases()),
         ("cache_write", cache_write::cases()),
+        ("cross_entropy", cross_entropy::cases()),
         ("optimizer", optimizer::cases()),
     ]
 }

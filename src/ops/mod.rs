@@ -3,6 +3,7 @@
 
 pub mod argmax;
 pub mod cache_write;
+pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod layer_norm;
@@ -35,6 +36,11 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "softmax", source: softmax::SOURCE, entries: &["forward", "backward"] },
     Family { name: "argmax", source: argmax::SOURCE, entries: &["argmax"] },
     Family { name: "cache_write", source: cache_write::SOURCE, entries: &["cache_write"] },
+    Family {
+        name: "cross_entropy",
+        source: cross_entropy::SOURCE,
+        entries: &["row_loss", "row_loss_gradient", "reduce", "count_targets"],
+    },
     Family { name: "optimizer", source: optimizer::SOURCE, entries: &["norm_partial", "norm_final", "adam"] },
 ];
 
