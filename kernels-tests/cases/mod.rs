@@ -5,6 +5,7 @@ pub mod cache_write;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
+pub mod embedding;
 pub mod layer_norm;
 pub mod layout;
 pub mod optimizer;
@@ -23,6 +24,7 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("argmax", argmax::cases()),
         ("cache_write", cache_write::cases()),
         ("cross_entropy", cross_entropy::cases()),
+        ("embedding", embedding::cases()),
         ("optimizer", optimizer::cases()),
     ]
 }

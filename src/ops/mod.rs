@@ -6,6 +6,7 @@ pub mod cache_write;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
+pub mod embedding;
 pub mod layer_norm;
 pub mod layout;
 pub mod optimizer;
@@ -40,6 +41,11 @@ pub const FAMILIES: &[Family] = &[
         name: "cross_entropy",
         source: cross_entropy::SOURCE,
         entries: &["row_loss", "row_loss_gradient", "reduce", "count_targets"],
+    },
+    Family {
+        name: "embedding",
+        source: embedding::SOURCE,
+        entries: &["forward", "backward_table", "backward_positions"],
     },
     Family { name: "optimizer", source: optimizer::SOURCE, entries: &["norm_partial", "norm_final", "adam"] },
 ];
