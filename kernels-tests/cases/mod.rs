@@ -1,6 +1,7 @@
 //! The cases, one file an op, named like it.
 
 pub mod argmax;
+pub mod attention;
 pub mod cache_write;
 pub mod cross_entropy;
 pub mod dropout;
@@ -16,6 +17,7 @@ use crate::harness::Case;
 /// Every op with its cases.
 pub fn all() -> Vec<(&'static str, Vec<Case>)> {
     vec![
+        ("attention", attention::cases()),
         ("elementwise", elementwise::cases()),
         ("layout", layout::cases()),
         ("dropout", dropout::cases()),

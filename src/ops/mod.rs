@@ -2,6 +2,7 @@
 //! file here, on the shader and on the cases of its tests.
 
 pub mod argmax;
+pub mod attention;
 pub mod cache_write;
 pub mod cross_entropy;
 pub mod dropout;
@@ -27,6 +28,7 @@ pub struct Family {
 
 /// The one list of kernels.
 pub const FAMILIES: &[Family] = &[
+    Family { name: "attention", source: attention::SOURCE, entries: attention::ENTRIES },
     Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] },
     Family { name: "dropout", source: dropout::SOURCE, entries: &["forward"] },
     Family {

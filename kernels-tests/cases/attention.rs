@@ -1,0 +1,235 @@
+//! Attention: every packing, mask and head width; the shapes around the tiles of each variant.
+
+use crate::harness::{Build, Case};
+use wgformer::HostTensor;
+use wgformer::ops::attention::{Attention, AttentionInputs, Packing, attention, attention_probabilities};
+use wgformer::ops::random::Dropout;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Packed {
+    Separate,
+    Qkv,
+    Kv,
+}
+
+#[derive(Clone, Copy)]
+enum Mask {
+    None,
+    /// `[T, S]`
+    Shared,
+    /// `[B, T, S]`; all keys of some queries are masked.
+    Each,
+}
+
+/// One attention.
+#[derive(Clone)]
+struct Setup {
+    batch: usize,
+    t: usize,
+    s: usize,
+    heads: usize,
+    head: usize,
+    packed: Packed,
+    causal: bool,
+    lengths: Option<Vec<u32>>,
+    mask: Mask,
+    bias: bool,
+    dropout: Option<f64>,
+    scale: Option<f64>,
+    /// The standard deviation of q and k.
+    size: f64,
+}
+
+fn setup(batch: usize, t: usize, s: usize, heads: usize, head: usize) -> Setup {
+    Setup {
+        batch,
+        t,
+        s,
+        heads,
+        head,
+        packed: if t == s { Packed::Qkv } else { Packed::Kv },
+        causal: false,
+        lengths: None,
+        mask: Mask::None,
+        bias: false,
+        dropout: None,
+        scale: None,
+        size: 1.0,
+    }
+}
+
+impl Setup {
+    fn build(&self, b: &mut Build) -> wgformer::Result<(Attention, AttentionInputs)> {
+        let (batch, width) = (self.batch, self.heads * self.head);
+        let qkv = match self.packed {
+            Packed::Separate => Packing::Separate {
+                q: b.normal("q", [batch, self.t, width], self.size),
+                k: b.normal("k", [batch, self.s, width], self.size),
+                v: b.normal("v", [batch, self.s, width], 1.0),
+            },
+            Packed::Qkv => Packing::Qkv(b.normal("qkv", [batch, self.t, 3 * width], self.size)),
+            Packed::Kv => Packing::Kv {
+                q: b.normal("q", [batch, self.t, width], self.size),
+                kv: b.normal("kv", [batch, self.s, 2 * width], self.size),
+            },
+        };
+        let mut inputs = AttentionInputs::new(qkv);
+        inputs.key_lengths = self.lengths.as_ref().map(|l| b.lengths("lengths", l));
+        inputs.mask = match self.mask {
+            Mask::None => None,
+            Mask::Shared => Some(b.ids("mask", [self.t, self.s], 2)),
+            Mask::Each => {
+                // Every third query of the first batch row sees nothing.
+                let bits = (0..batch * self.t * self.s).map(|i| {
+                    let dead = i < self.t * self.s && (i / self.s).is_multiple_of(3);
+                    u32::from(!dead && i.wrapping_mul(2654435761) >> 7 & 3 != 0)
+                });
+                let bits = HostTensor::u32([batch, self.t, self.s], bits.collect());
+                Some(b.fixed("mask", bits))
+            }
+        };
+        if self.bias {
+            inputs.bias = Some(b.normal("bias", [self.heads, self.t, self.s], 1.0));
+        }
+        if self.dropout.is_some() {
+            inputs.seed = Some(b.fixed("seed", HostTensor::u32([2], vec![11, 3])));
+        }
+        let settings = Attention {
+            causal: self.causal,
+            scale: self.scale,
+            dropout: self.dropout.map(|p| Dropout { p, site: 7 }),
+            ..Attention::new(self.heads)
+        };
+        Ok((settings, inputs))
+    }
+
+    fn case(&self, name: impl Into<String>) -> Case {
+        let this = self.clone();
+        let case = Case::new(name, move |b: &mut Build| {
+            let (settings, inputs) = this.build(b)?;
+            Ok(vec![attention(b.graph(), settings, inputs)?])
+        });
+        case.reduction(self.s.max(self.t).max(self.head))
+    }
+}
+
+/// Changes a setup.
+type Change = fn(&mut Setup);
+
+const OPTIONS: &[(&str, Change)] = &[
+    ("plain", |_| {}),
+    ("causal", |a| a.causal = true),
+    ("lengths", |a| a.lengths = Some(vec![a.s as u32, 0, 1, a.s as u32 / 2 + 1])),
+    ("no key at all", |a| a.lengths = Some(vec![0; 4])),
+    ("causal lengths", |a| {
+        a.causal = true;
+        a.lengths = Some(vec![3, a.s as u32, 0, 5]);
+    }),
+    ("mask", |a| a.mask = Mask::Shared),
+    ("mask each", |a| a.mask = Mask::Each),
+    ("bias", |a| a.bias = true),
+    ("mask bias", |a| {
+        a.mask = Mask::Each;
+        a.bias = true;
+    }),
+    ("scale", |a| a.scale = Some(0.7)),
+    ("dropout 0.1", |a| a.dropout = Some(0.1)),
+    ("dropout 0.5 causal lengths", |a| {
+        a.dropout = Some(0.5);
+        a.causal = true;
+        a.lengths = Some(vec![9, a.s as u32, 0, 2]);
+    }),
+    ("all", |a| {
+        a.dropout = Some(0.1);
+        a.causal = true;
+        a.lengths = Some(vec![9, a.s as u32, 0, 2]);
+        a.mask = Mask::Each;
+        a.bias = true;
+        a.scale = Some(0.2);
+    }),
+];
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (option, change) in OPTIONS {
+        for (packed, name, t, s) in
+            [(Packed::Qkv, "qkv", 13, 13), (Packed::Kv, "kv", 11, 17), (Packed::Separate, "separate", 17, 11)]
+        {
+            let mut a = setup(4, t, s, 2, 8);
+            a.packed = packed;
+            change(&mut a);
+            cases.push(a.case(format!("{option} {name}")));
+        }
+    }
+    // Head widths, with lengths around the tiles.
+    for head in [1, 3, 4, 8, 12, 16, 17, 20, 32, 36, 50, 64, 72, 128, 132, 255, 256] {
+        let mut a = setup(2, 35, 37, 1, head);
+        a.lengths = Some(vec![37, 19]);
+        cases.push(a.case(format!("head {head}")));
+        let mut a = setup(1, 9, 9, 3, head);
+        a.causal = true;
+        cases.push(a.case(format!("head {head} causal")));
+    }
+    for n in [2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130] {
+        let mut a = setup(2, n, n, 2, 16);
+        a.causal = true;
+        cases.push(a.case(format!("square causal {n}")));
+        a.causal = false;
+        a.dropout = Some(0.2);
+        cases.push(a.case(format!("square dropout {n}")));
+    }
+    for (t, s) in [(1, 2), (2, 1), (1, 9), (9, 2), (1, 64), (1, 1025), (3, 257), (70, 5), (40, 8), (8, 40)] {
+        let mut a = setup(2, t, s, 2, 32);
+        // With one key the gradients of q and k are differences of equal numbers: nothing to compare with.
+        if s > 1 {
+            cases.push(a.case(format!("T {t} S {s}")));
+            if t > 1 {
+                a.causal = true;
+                cases.push(a.case(format!("T {t} S {s} causal")));
+            }
+        } else {
+            cases.push(a.case(format!("T {t} S {s}")).values_only());
+        }
+    }
+    // A cache longer than what it holds.
+    let mut a = setup(3, 1, 100, 4, 16);
+    a.lengths = Some(vec![1, 37, 100]);
+    cases.push(a.case("decode"));
+    // Many (batch, head) pairs, and one row each.
+    cases.push(setup(64, 3, 5, 8, 4).case("many heads"));
+    cases.push(setup(1, 1, 2, 1, 1).case("smallest"));
+    // Large scores: a score of x rounds by eps x, and so does its exponential. In the hundreds one key has nearly all the
+    // weight, and the gradients of q and k are nothing but differences of nearly equal numbers: only the output counts.
+    let mut a = setup(2, 19, 23, 2, 16);
+    a.packed = Packed::Separate;
+    a.scale = Some(1.0);
+    a.size = 2.5;
+    cases.push(a.case("large scores").slack(32.0));
+    a.size = 12.0;
+    cases.push(a.case("scores in the hundreds").slack(500.0).values_only());
+    let mut a = setup(2, 19, 23, 2, 16);
+    a.size = 1e-6;
+    a.packed = Packed::Separate;
+    cases.push(a.case("small scores"));
+    // A finite "minus infinity" as bias masks a key.
+    cases.push(Case::new("bias masks", |b: &mut Build| {
+        let q = b.normal("q", [2, 6, 8], 1.0);
+        let kv = b.normal("kv", [2, 7, 16], 1.0);
+        let bias = (0..2 * 6 * 7).map(|i| if i % 5 == 0 { f32::MIN } else { 0.1 * (i % 7) as f32 }).collect();
+        let mut inputs = AttentionInputs::new(Packing::Kv { q, kv });
+        inputs.bias = Some(b.fixed("bias", HostTensor::f32([2, 6, 7], bias)));
+        Ok(vec![attention(b.graph(), Attention::new(2), inputs)?])
+    }));
+    for (option, change) in OPTIONS {
+        let mut a = setup(4, 7, 10, 3, 12);
+        change(&mut a);
+        cases.push(
+            Case::new(format!("probabilities {option}"), move |b: &mut Build| {
+                let (settings, inputs) = a.build(b)?;
+                Ok(vec![attention_probabilities(b.graph(), settings, inputs)?])
+            })
+            .values_only(),
+        );
+    }
+    cases
+}
