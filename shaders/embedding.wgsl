@@ -3,10 +3,12 @@
 //   d_table[v, c] = scale sum over (b, t) with ids[b, t] = v of mask d_out[b, t, c]
 //   d_positions[p, c] = sum over b of mask d_out[b, p, c] for p < T, else 0
 //
-// Grid: `forward` and `backward_positions`: one invocation an element (`elem`, f32 or vec4<f32>) of the result, GROUP
-// invocations a workgroup, groups folded into y; `backward_table`: a workgroup of GROUP invocations for ROWS < GROUP rows of
-// the table.
-// Constants: GROUP, ROWS; POSITIONS, OFFSET, DROPOUT: which operands are given. Shared text: elem_*, dropout_*, random.
+// Grid: LANES lanes a row of C, GROUP / LANES rows a workgroup, groups folded into y; a row is one of the result (`forward`,
+// `backward_positions`). `backward_table`: ROWS rows of the table a workgroup. Lanes and rows by division with constants:
+// dividing by a parameter for each element costs more than the rest of the kernel on a software adapter.
+// Constants: GROUP, LANES (powers of two), ROWS < GROUP; AHEAD, how many rows of a frequent id are on the way at a time,
+// which does not change the order of the sum; POSITIONS, OFFSET, DROPOUT: which operands are given. Shared text:
+// elem_*, dropout_*, random.
 
 struct Params {
     rows: u32, // B T
@@ -38,33 +40,49 @@ fn masked(v: elem, key: vec2<u32>, i: u32) -> elem {
     return v * dropout_elem(key, i, params.dropout_threshold, params.dropout_scale);
 }
 
+const TEAMS = GROUP / LANES; // rows that a workgroup works on at a time
+
+fn row_of(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
+    return (group.y * groups.x + group.x) * TEAMS + local / LANES;
+}
+
 @compute @workgroup_size(GROUP)
 fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-           @builtin(local_invocation_index) lane: u32) {
-    let i = (group.y * groups.x + group.x) * GROUP + lane;
-    let row = i / params.width;
+           @builtin(local_invocation_index) local: u32) {
+    let row = row_of(group, groups, local);
     if row >= params.rows {
         return;
     }
-    let c = i % params.width;
     // An id or position that is too large must not be read.
-    let id = min(ids[row], params.vocabulary - 1u);
-    var v = params.scale * table[id * params.width + c];
+    let source = min(ids[row], params.vocabulary - 1u) * params.width;
+    var place = 0u;
     if POSITIONS {
         var p = row % params.steps;
         if OFFSET {
             p += min(offset[0], params.positions);
         }
-        v += positions[min(p, params.positions - 1u) * params.width + c];
+        place = min(p, params.positions - 1u) * params.width;
     }
+    var key = vec2<u32>(0u);
     if DROPOUT {
-        v = masked(v, mask_key(), i);
+        key = mask_key();
     }
-    out[i] = v;
+    for (var c = local % LANES; c < params.width; c += LANES) {
+        var v = params.scale * table[source + c];
+        if POSITIONS {
+            v += positions[place + c];
+        }
+        let i = row * params.width + c;
+        if DROPOUT {
+            v = masked(v, key, i);
+        }
+        out[i] = v;
+    }
 }
 
-@group(0) @binding(2) var<storage, read> order: array<u32>; // [B T]: places in `ids`, sorted by id, then place
-@group(0) @binding(3) var<storage, read> d_out: array<elem>; // [B, T, C]
+@group(0) @binding(0) var<storage, read> d_out: array<elem>; // [B, T, C]
+@group(0) @binding(2) var<storage, read> said: array<u32>; // [B, T], as `ids`
+@group(0) @binding(3) var<storage, read> order: array<u32>; // [B T]: places in `said`, sorted by id, then place
 @group(0) @binding(4) var<storage, read_write> d_table: array<elem>; // [V, C]
 
 var<workgroup> starts: array<u32, GROUP>;
@@ -75,7 +93,7 @@ fn lower_bound(v: u32) -> u32 {
     var high = params.rows;
     while low < high {
         let middle = (low + high) / 2u;
-        if min(ids[order[middle]], params.vocabulary - 1u) < v {
+        if min(said[order[middle]], params.vocabulary - 1u) < v {
             low = middle + 1u;
         } else {
             high = middle;
@@ -86,44 +104,61 @@ fn lower_bound(v: u32) -> u32 {
 
 @compute @workgroup_size(GROUP)
 fn backward_table(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                  @builtin(local_invocation_index) lane: u32) {
+                  @builtin(local_invocation_index) local: u32) {
     let first = (group.y * groups.x + group.x) * ROWS;
-    if lane <= ROWS {
-        starts[lane] = lower_bound(first + lane);
+    if local <= ROWS {
+        starts[local] = lower_bound(first + local);
     }
     workgroupBarrier();
     var key = vec2<u32>(0u);
     if DROPOUT {
         key = mask_key();
     }
-    for (var i = lane; i < ROWS * params.width; i += GROUP) {
-        let v = i / params.width;
-        let c = i % params.width;
-        if first + v >= params.vocabulary {
-            break;
-        }
+    for (var v = local / LANES; v < ROWS && first + v < params.vocabulary; v += TEAMS) {
+        let start = starts[v];
         let end = starts[v + 1u];
-        var sum = elem(0.0);
-        for (var n = starts[v]; n < end; n += 1u) {
-            let source = order[n] * params.width + c;
-            if DROPOUT {
-                sum += masked(d_out[source], key, source);
-            } else {
-                sum += d_out[source];
+        let to = (first + v) * params.width;
+        if start == end {
+            for (var c = local % LANES; c < params.width; c += LANES) {
+                d_table[to + c] = elem(0.0);
             }
+            continue;
         }
-        d_table[first * params.width + i] = params.scale * sum;
+        for (var c = local % LANES; c < params.width; c += LANES) {
+            var sum = elem(0.0);
+            var n = start;
+            if AHEAD > 1u {
+                for (; n + AHEAD <= end; n += AHEAD) {
+                    var held: array<elem, AHEAD>;
+                    for (var j = 0u; j < AHEAD; j += 1u) {
+                        held[j] = d_row(order[n + j] * params.width + c, key);
+                    }
+                    for (var j = 0u; j < AHEAD; j += 1u) {
+                        sum += held[j];
+                    }
+                }
+            }
+            for (; n < end; n += 1u) {
+                sum += d_row(order[n] * params.width + c, key);
+            }
+            d_table[to + c] = params.scale * sum;
+        }
     }
 }
 
-@group(0) @binding(0) var<storage, read> d_rows: array<elem>; // [B, T, C]
+fn d_row(i: u32, key: vec2<u32>) -> elem {
+    if DROPOUT {
+        return masked(d_out[i], key, i);
+    }
+    return d_out[i];
+}
+
 @group(0) @binding(2) var<storage, read_write> d_positions: array<elem>; // [P, C]
 
 @compute @workgroup_size(GROUP)
 fn backward_positions(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                      @builtin(local_invocation_index) lane: u32) {
-    let i = (group.y * groups.x + group.x) * GROUP + lane;
-    let p = i / params.width;
+                      @builtin(local_invocation_index) local: u32) {
+    let p = row_of(group, groups, local);
     if p >= params.positions {
         return;
     }
@@ -131,15 +166,13 @@ fn backward_positions(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_work
     if DROPOUT {
         key = mask_key();
     }
-    var sum = elem(0.0);
-    if p < params.steps {
-        for (var source = i; source < params.rows * params.width; source += params.steps * params.width) {
-            if DROPOUT {
-                sum += masked(d_rows[source], key, source);
-            } else {
-                sum += d_rows[source];
+    for (var c = local % LANES; c < params.width; c += LANES) {
+        var sum = elem(0.0);
+        if p < params.steps {
+            for (var row = p; row < params.rows; row += params.steps) {
+                sum += d_row(row * params.width + c, key);
             }
         }
+        d_positions[p * params.width + c] = sum;
     }
-    d_positions[i] = sum;
 }

@@ -4,10 +4,9 @@ use super::dropout::{active, dropout_parts};
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Derived, Graph, Lowering, Node, Op, Role, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
-use crate::{DType, DeviceClass, Error, HostTensor, Result, Tensor64, TensorType};
+use crate::{DType, DeviceClass, DeviceProfile, Error, HostTensor, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/embedding.wgsl");
-const GROUP: u32 = 64;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
@@ -81,14 +80,44 @@ impl Spec {
         }
     }
 
-    fn constants(&self, group: u32) -> Vec<(&'static str, Const)> {
+    fn constants(&self, teams: Teams) -> Vec<(&'static str, Const)> {
         vec![
-            ("GROUP", Const::U32(group)),
+            ("GROUP", Const::U32(teams.group)),
+            ("LANES", Const::U32(teams.lanes)),
             ("ROWS", Const::U32(TABLE_ROWS)),
+            ("AHEAD", Const::U32(teams.ahead)),
             ("POSITIONS", Const::Bool(self.positions)),
             ("OFFSET", Const::Bool(self.offset)),
             ("DROPOUT", Const::Bool(self.dropout.is_some())),
         ]
+    }
+}
+
+/// How rows of c floats are shared out.
+#[derive(Clone, Copy)]
+struct Teams {
+    group: u32,
+    lanes: u32,
+    ahead: u32,
+}
+
+impl Teams {
+    /// As many lanes as a row has elems, but on a software adapter no more than it has lanes: what is done once a row is
+    /// then shared by several elems. Loads ahead hide a GPU's latency; there they would only cost, also in vain.
+    fn new(profile: &DeviceProfile, c: usize) -> Self {
+        let (group, ahead) = match profile.class {
+            DeviceClass::Cpu => (8, 1),
+            _ => (64, 4),
+        };
+        Teams { group, lanes: (width(c).next_power_of_two() as u32).min(group), ahead }
+    }
+
+    fn requires(self) -> Requires {
+        Requires { invocations: self.group, ..Default::default() }
+    }
+
+    fn groups(self, l: &Lowering, rows: usize) -> Result<[u32; 3]> {
+        l.groups_1d(rows.div_ceil((self.group / self.lanes) as usize))
     }
 }
 
@@ -188,15 +217,15 @@ impl Op for Embedding {
             positions: positions.map_or(1, |i| l.input_type(i).shape.rows()) as u32,
             ..self.0.params(ids)
         };
-        let count = ids.shape.elements() * width(c);
+        let teams = Teams::new(l.profile, c);
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/forward".into(),
                 parts: parts(c),
                 entry: "forward",
                 bindings: [[Access::Read; 5].as_slice(), &[Access::Write]].concat(),
-                constants: self.0.constants(GROUP),
-                requires: Requires { invocations: GROUP, ..Default::default() },
+                constants: self.0.constants(teams),
+                requires: teams.requires(),
             },
             // What is absent is bound to something that is not, and not read.
             operands: vec![
@@ -208,7 +237,7 @@ impl Op for Embedding {
                 l.output(0).into(),
             ],
             params: bytemuck::bytes_of(&params).to_vec(),
-            groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
+            groups: teams.groups(l, ids.shape.elements())?,
             flops: ids.shape.elements() as u64 * c as u64 * 2,
         });
         Ok(())
@@ -264,7 +293,7 @@ impl Op for EmbeddingBackward {
         let ids = l.input_type(1);
         let c = l.output_type(0).shape.last();
         let seed = self.spec.inputs(3)[2];
-        let group = if l.profile.class == DeviceClass::Cpu { TABLE_ROWS + 1 } else { GROUP };
+        let teams = Teams::new(l.profile, c);
         let params =
             Params { width: width(c) as u32, vocabulary: self.vocabulary as u32, ..self.spec.params(ids) };
         l.push(Dispatch {
@@ -273,14 +302,14 @@ impl Op for EmbeddingBackward {
                 parts: parts(c),
                 entry: "backward_table",
                 bindings: [[Access::Read; 4].as_slice(), &[Access::Write]].concat(),
-                constants: self.spec.constants(group),
-                requires: Requires { invocations: group, workgroup_bytes: group * 4, ..Default::default() },
+                constants: self.spec.constants(teams),
+                requires: Requires { workgroup_bytes: teams.group * 4, ..teams.requires() },
             },
             operands: vec![
-                l.input(1).into(),
-                l.input(seed.unwrap_or(1)).into(),
-                l.input(2).into(),
                 l.input(0).into(),
+                l.input(seed.unwrap_or(0)).into(),
+                l.input(1).into(),
+                l.input(2).into(),
                 l.output(0).into(),
             ],
             params: bytemuck::bytes_of(&params).to_vec(),
@@ -326,19 +355,19 @@ impl Op for PositionsBackward {
         let ids = TensorType::u32(&d_out.dims()[..d_out.rank() - 1]);
         let params =
             Params { width: width(c) as u32, positions: self.count as u32, ..self.spec.params(&ids) };
-        let count = self.count * width(c);
+        let teams = Teams::new(l.profile, c);
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/backward_positions".into(),
                 parts: parts(c),
                 entry: "backward_positions",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
-                constants: self.spec.constants(GROUP),
-                requires: Requires { invocations: GROUP, ..Default::default() },
+                constants: self.spec.constants(teams),
+                requires: teams.requires(),
             },
             operands: vec![l.input(0).into(), l.input(seed.unwrap_or(0)).into(), l.output(0).into()],
             params: bytemuck::bytes_of(&params).to_vec(),
-            groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
+            groups: teams.groups(l, self.count)?,
             flops: d_out.elements() as u64,
         });
         Ok(())
