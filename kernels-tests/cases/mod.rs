@@ -3,12 +3,14 @@
 pub mod argmax;
 pub mod attention;
 pub mod cache_write;
+pub mod column_sum;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod layer_norm;
 pub mod layout;
+pub mod matmul;
 pub mod optimizer;
 pub mod softmax;
 
@@ -20,6 +22,8 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("attention", attention::cases()),
         ("elementwise", elementwise::cases()),
         ("layout", layout::cases()),
+        ("matmul", matmul::cases()),
+        ("column_sum", column_sum::cases()),
         ("dropout", dropout::cases()),
         ("layer_norm", layer_norm::cases()),
         ("softmax", softmax::cases()),

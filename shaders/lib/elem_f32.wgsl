@@ -29,3 +29,8 @@ fn elem_unit(x: f32, component: u32) -> elem {
 fn elem_mask(v: elem, bits: u32, low: f32) -> elem {
     return select(v, low, (bits & 1u) != 0u);
 }
+
+// The first ELEM components.
+fn elem_from(v: vec4<f32>) -> elem {
+    return v.x;
+}

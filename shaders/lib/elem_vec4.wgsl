@@ -38,3 +38,8 @@ fn elem_unit(x: f32, component: u32) -> elem {
 fn elem_mask(v: elem, bits: u32, low: f32) -> elem {
     return select(v, elem(low), (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u));
 }
+
+// The first ELEM components.
+fn elem_from(v: vec4<f32>) -> elem {
+    return v;
+}

@@ -4,12 +4,14 @@
 pub mod argmax;
 pub mod attention;
 pub mod cache_write;
+pub mod column_sum;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod layer_norm;
 pub mod layout;
+pub mod matmul;
 pub mod optimizer;
 pub mod random;
 mod rows;
@@ -30,6 +32,11 @@ pub struct Family {
 pub const FAMILIES: &[Family] = &[
     Family { name: "attention", source: attention::SOURCE, entries: attention::ENTRIES },
     Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] },
+    Family { name: "matmul", source: matmul::SOURCE, entries: &["reduce", "zero"] },
+    Family { name: "matmul_subgroup", source: matmul::SUBGROUP, entries: &["subgroup"] },
+    Family { name: "matmul_tile", source: matmul::TILE, entries: &["tile"] },
+    Family { name: "matmul_vector", source: matmul::VECTOR, entries: &["vector"] },
+    Family { name: "column_sum", source: column_sum::SOURCE, entries: &["forward"] },
     Family { name: "dropout", source: dropout::SOURCE, entries: &["forward"] },
     Family {
         name: "layer_norm",

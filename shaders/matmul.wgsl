@@ -1,0 +1,117 @@
+// out[z, m, n] = act(alpha sum_k A[z, m, k] B[z, k, n] + bias[n]) + residual[z, m, n], z = (outer, inner).
+//
+// What all variants share: parameters, bindings, the epilogue, and the second pass of a product whose k is split over
+// groups. The variants are matmul_subgroup.wgsl, matmul_tile.wgsl and matmul_vector.wgsl; appended to each is
+// lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows are read as vec4<f32> or as scalars (then by any strides),
+// and matmul_pre.wgsl or matmul_no_pre.wgsl.
+// Constants: BIAS, RESIDUAL, ACTIVATION; alias a_elem (of `a`), and those of the variant.
+
+// Starts and strides count elements of the binding they index: elem of B, out, bias, residual; a_elem of A.
+struct Params {
+    m: u32,
+    n: u32, // in elem
+    k: u32,
+    inner: u32, // extent of the inner batch dimension
+    tiles_m: u32,
+    tiles_n: u32,
+    count: u32, // workgroups that have work; elem of a slice in `reduce`, of out in `zero`
+    k_chunk: u32, // k a group sums at most
+    k_outer: u32, // first k of outer batch index z: z k_outer
+    splits: u32, // slices that `reduce` sums
+    alpha: f32,
+    a_start: u32,
+    a_row: u32,
+    a_k: u32,
+    a_outer: u32,
+    a_inner: u32,
+    b_start: u32,
+    b_k: u32,
+    b_column: u32,
+    b_outer: u32,
+    b_inner: u32,
+    out_start: u32,
+    out_row: u32,
+    out_outer: u32,
+    out_inner: u32,
+}
+
+@group(1) @binding(0) var<uniform> params: Params;
+
+@group(0) @binding(0) var<storage, read> a: array<a_elem>; // [batch, M, K], or [batch, K, M]
+@group(0) @binding(1) var<storage, read> b: array<elem>; // [batch, K, N], or [batch, N, K]
+@group(0) @binding(2) var<storage, read> bias: array<elem>; // [N]
+@group(0) @binding(3) var<storage, read> residual: array<elem>; // like out
+@group(0) @binding(4) var<storage, read_write> out: array<elem>; // [batch, M, N]
+
+// What a workgroup computes: a tile of one matrix of the batch, over a part of k.
+struct Work {
+    tile_m: u32,
+    tile_n: u32,
+    k_first: u32,
+    k_end: u32,
+    a: u32, // where A, B and out of this batch index start
+    b: u32,
+    out: u32,
+}
+
+// The work of group number `index`: tiles along n first, so that a row of A stays in cache.
+fn work_of(index: u32) -> Work {
+    let tile_n = index % params.tiles_n;
+    let tile_m = (index / params.tiles_n) % params.tiles_m;
+    let z = index / (params.tiles_n * params.tiles_m);
+    let inner = z % params.inner;
+    let outer = z / params.inner;
+    let k_first = outer * params.k_outer;
+    return Work(
+        tile_m,
+        tile_n,
+        k_first,
+        min(params.k, k_first + params.k_chunk),
+        params.a_start + outer * params.a_outer + inner * params.a_inner,
+        params.b_start + outer * params.b_outer + inner * params.b_inner,
+        params.out_start + outer * params.out_outer + inner * params.out_inner,
+    );
+}
+
+// Writes the element of out at `index`, in column `column`, from its sum over k.
+fn finish(sum: elem, index: u32, column: u32) {
+    var v = sum * params.alpha;
+    if BIAS {
+        v += bias[column];
+    }
+    save_pre(index, v);
+    v = activate(v, ACTIVATION);
+    if RESIDUAL {
+        v += residual[index];
+    }
+    out[index] = v;
+}
+
+@group(0) @binding(0) var<storage, read> slices: array<elem>; // [splits, M, N]
+
+// The second pass of a product with split k: out = epilogue(sum over slices), slices in order.
+// Grid: one invocation an elem, 64 a workgroup, groups folded into y.
+@compute @workgroup_size(64)
+fn reduce(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+          @builtin(local_invocation_index) lane: u32) {
+    let i = (group.y * groups.x + group.x) * 64u + lane;
+    if i >= params.count {
+        return;
+    }
+    var sum = slices[i];
+    for (var s = 1u; s < params.splits; s++) {
+        sum += slices[s * params.count + i];
+    }
+    let column = i % params.n;
+    finish(sum, params.out_start + (i / params.n) * params.out_row + column, column);
+}
+
+// out = 0, before a product that writes only a part of it. Grid as in `reduce`.
+@compute @workgroup_size(64)
+fn zero(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = (group.y * groups.x + group.x) * 64u + lane;
+    if i < params.count {
+        out[i] = elem(0.0);
+    }
+}

@@ -1,0 +1,862 @@
+//! Matrix products: NN, NT, TN, TT, batched and strided, with bias, activation and residual; forward and backward.
+//!
+//! out[z, m, n] = act(alpha sum_k A[z, m, k] B[z, k, n] + bias\[n\]) + residual[z, m, n]. Weights are stored [in, out], so
+//! a linear layer is NN, its gradient by the input NT and by the weight TN.
+//!
+//! Values are written once, so nothing accumulates in place: where a product is to be added to something, that is the
+//! residual.
+
+use super::column_sum::column_sum;
+use super::elementwise::{Activation, activate_backward};
+use super::layout::reshape;
+use super::lib_wgsl;
+use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
+use crate::profile::DeviceClass;
+use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
+
+pub(super) const SOURCE: &str = include_str!("../../shaders/matmul.wgsl");
+pub(super) const SUBGROUP: &str = include_str!("../../shaders/matmul_subgroup.wgsl");
+pub(super) const TILE: &str = include_str!("../../shaders/matmul_tile.wgsl");
+pub(super) const VECTOR: &str = include_str!("../../shaders/matmul_vector.wgsl");
+const PRE: &str = include_str!("../../shaders/matmul_pre.wgsl");
+const NO_PRE: &str = include_str!("../../shaders/matmul_no_pre.wgsl");
+
+/// How a factor is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// As the formula has it: A [M, K], B [K, N].
+    #[default]
+    Plain,
+    /// Transposed: A [K, M], B [N, K].
+    Transposed,
+}
+
+impl Form {
+    fn flipped(self) -> Form {
+        match self {
+            Form::Plain => Form::Transposed,
+            Form::Transposed => Form::Plain,
+        }
+    }
+}
+
+/// What a product does besides multiplying; the default is A B.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatMul {
+    /// How A is stored.
+    pub a: Form,
+    /// How B is stored.
+    pub b: Form,
+    /// The factor of the product.
+    pub alpha: f64,
+    /// Added to each row, `[N]`.
+    pub bias: Option<ValueId>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// Added at the end, of the output's shape.
+    pub residual: Option<ValueId>,
+}
+
+impl Default for MatMul {
+    fn default() -> Self {
+        MatMul {
+            a: Form::Plain,
+            b: Form::Plain,
+            alpha: 1.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+        }
+    }
+}
+
+/// Where the matrices of a batch lie in a tensor, in elements. The columns of a stored row are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// The first element of the first matrix.
+    pub start: usize,
+    /// From one stored row to the next.
+    pub row: usize,
+    /// From one matrix to the next along the outer and the inner batch dimension; 0 where all share one.
+    pub batch: [usize; 2],
+}
+
+/// A product of sub-matrices, see [`matmul_strided`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strided {
+    /// Rows of a product.
+    pub m: usize,
+    /// Columns of a product.
+    pub n: usize,
+    /// Terms of a sum.
+    pub k: usize,
+    /// Outer and inner extent of the batch.
+    pub batch: [usize; 2],
+    /// How A is stored.
+    pub form_a: Form,
+    /// Where A lies.
+    pub a: View,
+    /// How B is stored.
+    pub form_b: Form,
+    /// Where B lies.
+    pub b: View,
+    /// Where the products go.
+    pub out: View,
+    /// The shape of the output; elements that no product covers are zero.
+    pub shape: Shape,
+    /// The factor of the product.
+    pub alpha: f64,
+}
+
+/// A view's extents and strides, as far as elements differ by them, by stride.
+fn extents(view: &View, rows: usize, columns: usize, batch: [usize; 2]) -> Vec<(usize, usize)> {
+    let mut dims = vec![(1, columns), (view.row, rows), (view.batch[1], batch[1]), (view.batch[0], batch[0])];
+    dims.retain(|d| d.1 > 1);
+    dims.sort();
+    dims
+}
+
+/// One past the last element that a view touches.
+fn end(view: &View, rows: usize, columns: usize, batch: [usize; 2]) -> usize {
+    view.start
+        + extents(view, rows, columns, batch).iter().map(|(stride, n)| stride * (n - 1)).sum::<usize>()
+        + 1
+}
+
+#[derive(Debug)]
+struct Product {
+    at: Strided,
+    bias: bool,
+    activation: Activation,
+    residual: bool,
+}
+
+impl Product {
+    fn stored_a(&self) -> (usize, usize) {
+        match self.at.form_a {
+            Form::Plain => (self.at.m, self.at.k),
+            Form::Transposed => (self.at.k, self.at.m),
+        }
+    }
+
+    fn stored_b(&self) -> (usize, usize) {
+        match self.at.form_b {
+            Form::Plain => (self.at.k, self.at.n),
+            Form::Transposed => (self.at.n, self.at.k),
+        }
+    }
+
+    /// Whether the gradient needs the value before the activation: where the result does not tell the slope.
+    fn saves_pre(&self) -> bool {
+        let act = self.activation;
+        act != Activation::None && (self.residual || !act.slope_from_result())
+    }
+
+    /// Whether the products cover the whole output.
+    fn covers(&self) -> bool {
+        let s = &self.at;
+        s.m * s.n * s.batch[0] * s.batch[1] == s.shape.elements()
+    }
+
+    fn flops(&self) -> u64 {
+        let s = &self.at;
+        2 * [s.m, s.n, s.k, s.batch[0], s.batch[1]].iter().map(|&d| d as u64).product::<u64>()
+    }
+}
+
+impl Op for Product {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
+        let s = &self.at;
+        let [z0, z1] = s.batch;
+        if [s.m, s.n, s.k, z0, z1].contains(&0) {
+            let got = format!("m {}, n {}, k {}, batch {z0} x {z1}", s.m, s.n, s.k);
+            return Err(Error::shape("", "product", "no extent of 0", got));
+        }
+        let out = TensorType::f32(s.shape.clone());
+        let views = [("a", &s.a, self.stored_a(), inputs[0]), ("b", &s.b, self.stored_b(), inputs[1])];
+        for (name, view, (rows, columns), ty) in views.into_iter().chain([("out", &s.out, (s.m, s.n), &out)])
+        {
+            let end = end(view, rows, columns, s.batch);
+            if ty.dtype != DType::F32 || end > ty.shape.elements() {
+                return Err(Error::shape("", name, format!("f32, {end} elements at least"), ty));
+            }
+        }
+        // A view whose strides leave room for all that lies below them meets no element twice.
+        let mut span = 1;
+        for (stride, extent) in extents(&s.out, s.m, s.n, s.batch) {
+            if stride < span {
+                let got = format!("{:?} of [{z0}, {z1}, {}, {}]", s.out, s.m, s.n);
+                return Err(Error::shape("", "out", "matrices that do not overlap", got));
+            }
+            span += stride * (extent - 1);
+        }
+        let mut optional = inputs[2..].iter();
+        let want = TensorType::f32([s.n]);
+        if self.bias
+            && let Some(t) = optional.next().filter(|t| ***t != want)
+        {
+            return Err(Error::shape("", "bias", want, t));
+        }
+        if let Some(t) = optional.next().filter(|t| ***t != out) {
+            return Err(Error::shape("", "residual", out, t));
+        }
+        Ok(vec![out; 1 + self.saves_pre() as usize])
+    }
+
+    fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
+        let s = &self.at;
+        let (a, b) = (&inputs[0].data, &inputs[1].data);
+        let bias = self.bias.then(|| &inputs[2].data);
+        let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
+        let mut out = Tensor64::zeros(s.shape.clone());
+        let mut pre = Tensor64::zeros(s.shape.clone());
+        let at = |view: &View, form: Form, outer: usize, inner: usize, row: usize, column: usize| {
+            let (row, column) = if form == Form::Plain { (row, column) } else { (column, row) };
+            view.start + outer * view.batch[0] + inner * view.batch[1] + row * view.row + column
+        };
+        for outer in 0..s.batch[0] {
+            for inner in 0..s.batch[1] {
+                for m in 0..s.m {
+                    for n in 0..s.n {
+                        let mut sum = 0.0;
+                        for k in 0..s.k {
+                            sum += a[at(&s.a, s.form_a, outer, inner, m, k)]
+                                * b[at(&s.b, s.form_b, outer, inner, k, n)];
+                        }
+                        let i = at(&s.out, Form::Plain, outer, inner, m, n);
+                        pre.data[i] = s.alpha * sum + bias.map_or(0.0, |b| b[n]);
+                        out.data[i] = self.activation.value(pre.data[i]) + residual.map_or(0.0, |r| r[i]);
+                    }
+                }
+            }
+        }
+        if self.saves_pre() { vec![out, pre] } else { vec![out] }
+    }
+
+    fn gradient(
+        &self,
+        g: &mut Graph,
+        node: &Node,
+        d_outputs: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>> {
+        let mut grads = vec![None; node.inputs.len()];
+        let Some(d) = d_outputs[0] else { return Ok(grads) };
+        if self.residual {
+            grads[2 + self.bias as usize] = Some(d);
+        }
+        let saved = node.outputs[self.saves_pre() as usize];
+        let d = activate_backward(g, self.activation, d, saved)?;
+        let s = &self.at;
+        if self.bias {
+            let rows = s.shape.elements() / s.n;
+            let d = reshape(g, d, [rows, s.n])?;
+            grads[2] = Some(column_sum(g, d)?);
+        }
+        let (a, b) = (node.inputs[0], node.inputs[1]);
+        // dA = alpha dC B^T, or its transpose, dA^T = alpha B dC^T.
+        let d_a = match s.form_a {
+            Form::Plain => Strided {
+                n: s.k,
+                k: s.n,
+                form_a: Form::Plain,
+                a: s.out,
+                form_b: s.form_b.flipped(),
+                b: s.b,
+                out: s.a,
+                shape: g.shape(a).clone(),
+                ..s.clone()
+            },
+            Form::Transposed => Strided {
+                m: s.k,
+                n: s.m,
+                k: s.n,
+                form_a: s.form_b,
+                a: s.b,
+                form_b: Form::Transposed,
+                b: s.out,
+                out: s.a,
+                shape: g.shape(a).clone(),
+                ..s.clone()
+            },
+        };
+        let factors = if s.form_a == Form::Plain { [d, b] } else { [b, d] };
+        grads[0] = Some(product_of_shared(g, factors, d_a, "a")?);
+        // dB = alpha A^T dC, or its transpose, dB^T = alpha dC^T A.
+        let d_b = match s.form_b {
+            Form::Plain => Strided {
+                m: s.k,
+                k: s.m,
+                form_a: s.form_a.flipped(),
+                a: s.a,
+                form_b: Form::Plain,
+                b: s.out,
+                out: s.b,
+                shape: g.shape(b).clone(),
+                ..s.clone()
+            },
+            Form::Transposed => Strided {
+                m: s.n,
+                n: s.k,
+                k: s.m,
+                form_a: Form::Transposed,
+                a: s.out,
+                form_b: s.form_a,
+                b: s.a,
+                out: s.b,
+                shape: g.shape(b).clone(),
+                ..s.clone()
+            },
+        };
+        let factors = if s.form_b == Form::Plain { [a, d] } else { [d, a] };
+        grads[1] = Some(product_of_shared(g, factors, d_b, "b")?);
+        Ok(grads)
+    }
+
+    fn lower(&self, l: &mut Lowering) -> Result<()> {
+        Lower::new(self, l).run(l)
+    }
+}
+
+/// A gradient product. Where the factor that it belongs to is shared by a whole batch, the products of the batch are
+/// summed.
+fn product_of_shared(g: &mut Graph, [a, b]: [ValueId; 2], s: Strided, name: &str) -> Result<ValueId> {
+    let shared = |i: usize| s.batch[i] > 1 && s.out.batch[i] == 0;
+    if !shared(0) && !shared(1) {
+        return matmul_strided(g, a, b, s);
+    }
+    let count = s.batch[0] * s.batch[1];
+    let whole = s.out.start == 0 && s.out.row == s.n && s.m * s.n == s.shape.elements();
+    if !whole || (s.batch[0] > 1 && !shared(0)) || (s.batch[1] > 1 && !shared(1)) {
+        return Err(Error::config(
+            format!("matmul: {name}"),
+            "a sub-matrix that a batch shares has no gradient: share a whole tensor, or copy it first",
+        ));
+    }
+    let (matrix, shape) = (s.m * s.n, s.shape.clone());
+    let out = View { start: 0, row: s.n, batch: [s.batch[1] * matrix, matrix] };
+    let each = matmul_strided(g, a, b, Strided { out, shape: [count, matrix].into(), ..s })?;
+    let sum = column_sum(g, each)?;
+    reshape(g, sum, shape)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Params {
+    m: u32,
+    n: u32,
+    k: u32,
+    inner: u32,
+    tiles_m: u32,
+    tiles_n: u32,
+    count: u32,
+    k_chunk: u32,
+    k_outer: u32,
+    splits: u32,
+    alpha: f32,
+    a_start: u32,
+    a_row: u32,
+    a_k: u32,
+    a_outer: u32,
+    a_inner: u32,
+    b_start: u32,
+    b_k: u32,
+    b_column: u32,
+    b_outer: u32,
+    b_inner: u32,
+    out_start: u32,
+    out_row: u32,
+    out_outer: u32,
+    out_inner: u32,
+}
+
+/// A variant with its sizes: rows and elem columns of a tile.
+#[derive(Clone, Copy, Debug)]
+enum Variant {
+    Subgroup { lanes: u32, tm: u32, tn: u32, step: u32 },
+    Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32 },
+    Vector { columns: u32, slices: u32, rows: u32 },
+}
+
+impl Variant {
+    fn name(&self) -> &'static str {
+        match self {
+            Variant::Subgroup { .. } => "subgroup",
+            Variant::Tile { .. } => "tile",
+            Variant::Vector { .. } => "vector",
+        }
+    }
+
+    fn source(&self) -> &'static str {
+        match self {
+            Variant::Subgroup { .. } => SUBGROUP,
+            Variant::Tile { .. } => TILE,
+            Variant::Vector { .. } => VECTOR,
+        }
+    }
+
+    /// Rows and elem columns of a group's tile.
+    fn tile(&self) -> (usize, usize) {
+        let (m, n) = match *self {
+            Variant::Subgroup { lanes, tm, tn, .. } => (tm, tn * lanes),
+            Variant::Tile { tx, ty, rm, rn, .. } => (ty * rm, tx * rn),
+            Variant::Vector { columns, rows, .. } => (rows, columns),
+        };
+        (m as usize, n as usize)
+    }
+}
+
+/// How A is read: by scalars, or by vec4 along k or along m.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadA {
+    Scalar,
+    AlongK,
+    AlongM,
+}
+
+/// The choices for one product on one device.
+struct Lower<'a> {
+    op: &'a Product,
+    /// `elem` is vec4<f32>.
+    vec4: bool,
+    variant: Variant,
+    read_a: ReadA,
+    /// Parts of k, each summed by groups of its own.
+    splits: usize,
+    pre: bool,
+}
+
+/// Whether all elements that a view's rows start at, and the tensor's size, divide by four.
+fn aligned(view: &View, rows: usize, batch: [usize; 2], ty: &TensorType) -> bool {
+    let strides = [(view.row, rows), (view.batch[0], batch[0]), (view.batch[1], batch[1])];
+    view.start.is_multiple_of(4)
+        && ty.shape.elements().is_multiple_of(4)
+        && strides.iter().all(|&(stride, n)| n == 1 || stride.is_multiple_of(4))
+}
+
+impl<'a> Lower<'a> {
+    fn new(op: &'a Product, l: &Lowering) -> Self {
+        let s = &op.at;
+        let a_aligned = aligned(&s.a, op.stored_a().0, s.batch, l.input_type(0));
+        let b_aligned = aligned(&s.b, op.stored_b().0, s.batch, l.input_type(1))
+            && (s.form_b == Form::Plain || s.k.is_multiple_of(4));
+        let vec4 = s.n.is_multiple_of(4) && b_aligned && aligned(&s.out, s.m, s.batch, l.output_type(0));
+        let n = if vec4 { s.n / 4 } else { s.n };
+        let along_m = s.form_a == Form::Transposed && a_aligned && s.m.is_multiple_of(4);
+        let along_k = s.form_a == Form::Plain && a_aligned && s.k.is_multiple_of(4);
+        let variant = variant(l, s, n, vec4);
+        let read_a = match variant {
+            Variant::Subgroup { .. } if along_m => ReadA::AlongM,
+            Variant::Tile { .. } if along_m => ReadA::AlongM,
+            Variant::Tile { .. } if along_k => ReadA::AlongK,
+            _ => ReadA::Scalar,
+        };
+        let (tile_m, tile_n) = variant.tile();
+        let tiles = s.m.div_ceil(tile_m) * n.div_ceil(tile_n);
+        let splits = if s.batch == [1, 1] { splits(&variant, tiles, s.k) } else { 1 };
+        let pre = op.saves_pre() && l.output_used(1);
+        Lower { op, vec4, variant, read_a, splits, pre }
+    }
+
+    fn run(&self, l: &mut Lowering) -> Result<()> {
+        let s = &self.op.at;
+        let out = l.output(0);
+        if !self.op.covers() {
+            self.push_zero(l)?;
+        }
+        let unit = if self.vec4 { 4 } else { 1 };
+        let n = s.n / unit;
+        let (tile_m, tile_n) = self.variant.tile();
+        let (tiles_m, tiles_n) = (s.m.div_ceil(tile_m), n.div_ceil(tile_n));
+        let k_chunk = s.k.div_ceil(self.splits).next_multiple_of(4);
+        // Slices of a split k are an outer batch of dense matrices.
+        let split = self.splits > 1;
+        let (dest, at) = if split {
+            let slice = View { start: 0, row: s.n, batch: [s.m * s.n, 0] };
+            (l.scratch(self.splits * s.m * s.n), slice)
+        } else {
+            (out, s.out)
+        };
+        let outer = if split { self.splits } else { s.batch[0] };
+        let unit_a = if self.read_a == ReadA::Scalar { 1 } else { 4 };
+        let (a_row, a_k) = match s.form_a {
+            Form::Plain => (s.a.row / unit_a, 1),
+            Form::Transposed => (1, s.a.row / unit_a),
+        };
+        let (b_k, b_column) = match s.form_b {
+            Form::Plain => (s.b.row / unit, 1),
+            Form::Transposed => (1, s.b.row / unit),
+        };
+        let stride = |view: &View, i: usize, unit: usize| (view.batch[i] / unit) as u32;
+        let params = Params {
+            m: s.m as u32,
+            n: n as u32,
+            k: s.k as u32,
+            inner: s.batch[1] as u32,
+            tiles_m: tiles_m as u32,
+            tiles_n: tiles_n as u32,
+            count: (tiles_m * tiles_n * outer * s.batch[1]) as u32,
+            k_chunk: if split { k_chunk } else { s.k } as u32,
+            k_outer: if split { k_chunk } else { 0 } as u32,
+            splits: self.splits as u32,
+            alpha: if split { 1.0 } else { s.alpha as f32 },
+            a_start: (s.a.start / unit_a) as u32,
+            a_row: a_row as u32,
+            a_k: a_k as u32,
+            a_outer: if split { 0 } else { stride(&s.a, 0, unit_a) },
+            a_inner: stride(&s.a, 1, unit_a),
+            b_start: (s.b.start / unit) as u32,
+            b_k: b_k as u32,
+            b_column: b_column as u32,
+            b_outer: if split { 0 } else { stride(&s.b, 0, unit) },
+            b_inner: stride(&s.b, 1, unit),
+            out_start: (at.start / unit) as u32,
+            out_row: (at.row / unit) as u32,
+            out_outer: stride(&at, 0, unit),
+            out_inner: stride(&at, 1, unit),
+        };
+        let (mut constants, requires) = self.variant_constants();
+        constants.extend(self.common(!split));
+        let dispatch = Dispatch {
+            kernel: Kernel {
+                name: format!("matmul/{}", self.variant.name()),
+                parts: [SOURCE, self.variant.source()].into_iter().chain(self.shared_parts(!split)).collect(),
+                entry: self.variant.name(),
+                bindings: self.bindings(!split),
+                constants,
+                requires,
+            },
+            operands: self.operands(l, l.input(0), l.input(1), dest, !split),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(params.count as usize)?,
+            flops: self.op.flops(),
+        };
+        l.push(dispatch);
+        if split {
+            let count = s.m * n;
+            let params = Params {
+                count: count as u32,
+                alpha: s.alpha as f32,
+                out_start: (s.out.start / unit) as u32,
+                out_row: (s.out.row / unit) as u32,
+                ..params
+            };
+            let kernel = self.plain_kernel("reduce", self.common(true));
+            let dispatch = Dispatch {
+                kernel,
+                operands: self.operands(l, dest, dest, out, true),
+                params: bytemuck::bytes_of(&params).to_vec(),
+                groups: l.groups_1d(count.div_ceil(64))?,
+                flops: (self.splits * s.m * s.n) as u64,
+            };
+            l.push(dispatch);
+        }
+        Ok(())
+    }
+
+    /// The output, all zero: before a product that covers a part of it.
+    fn push_zero(&self, l: &mut Lowering) -> Result<()> {
+        let count = l.output_type(0).shape.elements() / if self.vec4 { 4 } else { 1 };
+        let mut kernel = self.plain_kernel("zero", self.common(false));
+        kernel.bindings = vec![Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
+        kernel.parts.retain(|&p| p != PRE && p != NO_PRE);
+        kernel.parts.push(NO_PRE);
+        let params = Params { count: count as u32, ..bytemuck::Zeroable::zeroed() };
+        let b = l.input(1);
+        let dispatch = Dispatch {
+            kernel,
+            operands: [b, b, b, b, l.output(0)].map(Slice::from).to_vec(),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(count.div_ceil(64))?,
+            flops: 0,
+        };
+        l.push(dispatch);
+        Ok(())
+    }
+
+    /// A kernel of matmul.wgsl alone.
+    fn plain_kernel(&self, entry: &'static str, mut constants: Vec<(&'static str, Const)>) -> Kernel {
+        constants.push(("a_elem", Const::Alias("f32")));
+        Kernel {
+            name: format!("matmul/{entry}"),
+            parts: [SOURCE].into_iter().chain(self.shared_parts(true)).collect(),
+            entry,
+            bindings: self.bindings(true),
+            constants,
+            requires: Requires { invocations: 64, ..Default::default() },
+        }
+    }
+
+    /// The text that names `elem`, that of the activations, and that of the second output.
+    fn shared_parts(&self, last: bool) -> [&'static str; 3] {
+        [
+            if self.vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 },
+            lib_wgsl::ACTIVATION,
+            if self.pre && last { PRE } else { NO_PRE },
+        ]
+    }
+
+    fn bindings(&self, last: bool) -> Vec<Access> {
+        let out = if self.op.covers() || !last { Access::Write } else { Access::Update };
+        let mut bindings = vec![Access::Read, Access::Read, Access::Read, Access::Read, out];
+        if self.pre && last {
+            bindings.push(Access::Write);
+        }
+        bindings
+    }
+
+    /// What is bound; B stands in for an absent bias or residual, which is not read then.
+    fn operands(&self, l: &Lowering, a: Operand, b: Operand, out: Operand, last: bool) -> Vec<Slice> {
+        let bias = if self.op.bias && last { l.input(2) } else { b };
+        let residual = if self.op.residual && last { l.input(2 + self.op.bias as usize) } else { b };
+        let mut operands = vec![a, b, bias, residual, out];
+        if self.pre && last {
+            operands.push(l.output(1));
+        }
+        operands.into_iter().map(Slice::from).collect()
+    }
+
+    /// The constants of the epilogue; a pass before the last has none.
+    fn common(&self, last: bool) -> Vec<(&'static str, Const)> {
+        let act = if last { self.op.activation } else { Activation::None };
+        vec![
+            ("BIAS", Const::Bool(self.op.bias && last)),
+            ("RESIDUAL", Const::Bool(self.op.residual && last)),
+            ("ACTIVATION", Const::U32(act.code())),
+        ]
+    }
+
+    fn variant_constants(&self) -> (Vec<(&'static str, Const)>, Requires) {
+        let s = &self.op.at;
+        let a_elem = if self.read_a == ReadA::Scalar { "f32" } else { "vec4<f32>" };
+        let b_along_k = self.vec4 && s.form_b == Form::Transposed;
+        let mut constants = vec![("a_elem", Const::Alias(a_elem)), ("B_ALONG_K", Const::Bool(b_along_k))];
+        let requires = match self.variant {
+            Variant::Subgroup { lanes, tm, tn, step } => {
+                constants.extend([
+                    ("LANES", Const::U32(lanes)),
+                    ("TM", Const::U32(tm)),
+                    ("TN", Const::U32(tn)),
+                    ("STEP", Const::U32(if b_along_k { 4 } else { step })),
+                    ("A_ALONG_M", Const::Bool(self.read_a == ReadA::AlongM)),
+                ]);
+                Requires { subgroup_size: Some(lanes), workgroup_bytes: 0, invocations: lanes }
+            }
+            Variant::Tile { tx, ty, rm, rn, slab } => {
+                let along = match self.read_a {
+                    ReadA::Scalar => 0,
+                    ReadA::AlongK => 1,
+                    ReadA::AlongM => 2,
+                };
+                constants.extend([
+                    ("TX", Const::U32(tx)),
+                    ("TY", Const::U32(ty)),
+                    ("RM", Const::U32(rm)),
+                    ("RN", Const::U32(rn)),
+                    ("SLAB", Const::U32(slab)),
+                    ("A_ALONG", Const::U32(along)),
+                ]);
+                let width = if self.vec4 { 4 } else { 1 };
+                let workgroup_bytes = 4 * slab * (ty * rm + 1 + tx * rn * width);
+                Requires { subgroup_size: None, workgroup_bytes, invocations: tx * ty }
+            }
+            Variant::Vector { columns, slices, rows } => {
+                constants.extend([
+                    ("COLUMNS", Const::U32(columns)),
+                    ("SLICES", Const::U32(slices)),
+                    ("ROWS", Const::U32(rows)),
+                    ("ALONG_K", Const::Bool(s.form_b == Form::Transposed)),
+                ]);
+                let width = if self.vec4 { 4 } else { 1 };
+                let workgroup_bytes = 4 * slices * columns * width;
+                Requires { subgroup_size: None, workgroup_bytes, invocations: columns * slices }
+            }
+        };
+        (constants, requires)
+    }
+}
+
+/// Chooses the variant: `n` counts elems.
+fn variant(l: &Lowering, s: &Strided, n: usize, vec4: bool) -> Variant {
+    let p = l.profile;
+    let batch = s.batch[0] * s.batch[1];
+    if let (DeviceClass::Cpu, Some(lanes @ (4 | 8 | 16))) = (p.class, p.subgroup_size()) {
+        let tm = match s.m {
+            0..=3 => s.m as u32,
+            4..=7 => 4,
+            8..=15 => 8,
+            _ => 16,
+        };
+        let tn = if n <= lanes as usize {
+            1
+        } else if vec4 {
+            2
+        } else {
+            4
+        };
+        return Variant::Subgroup { lanes, tm, tn, step: 1 };
+    }
+    if s.m <= 4 {
+        return Variant::Vector { columns: 16, slices: 8, rows: s.m.next_power_of_two() as u32 };
+    }
+    // The largest tile that still gives a GPU enough groups.
+    let groups = |tile: usize| s.m.div_ceil(tile) * s.n.div_ceil(tile) * batch;
+    let wide = if vec4 { 1 } else { 4 };
+    if groups(128) >= 128 {
+        Variant::Tile { tx: 16, ty: 16, rm: 8, rn: 2 * wide, slab: 8 }
+    } else if groups(64) >= 64 {
+        Variant::Tile { tx: 16, ty: 16, rm: 4, rn: wide, slab: 16 }
+    } else {
+        Variant::Tile { tx: 8, ty: 8, rm: 4, rn: wide, slab: 16 }
+    }
+}
+
+/// How many parts a sum of `k` terms is split into, so that few tiles keep a device busy; each part is long enough to
+/// pay for the second pass.
+fn splits(variant: &Variant, tiles: usize, k: usize) -> usize {
+    let (wanted, least) = match variant {
+        Variant::Subgroup { .. } => (8, 256),
+        Variant::Tile { .. } => (64, 256),
+        Variant::Vector { .. } => (1, 1),
+    };
+    (wanted / tiles.max(1)).min(k / least).max(1)
+}
+
+fn product(g: &mut Graph, a: ValueId, b: ValueId, s: Strided, m: &MatMul) -> Result<ValueId> {
+    let op =
+        Product { at: s, bias: m.bias.is_some(), activation: m.activation, residual: m.residual.is_some() };
+    let inputs: Vec<ValueId> = [Some(a), Some(b), m.bias, m.residual].into_iter().flatten().collect();
+    Ok(g.add_node(op, &inputs)?[0])
+}
+
+/// The product of two matrices or two batches of matrices, with what [`MatMul`] adds to it.
+///
+/// a `[.., M, K]` (`[.., K, M]` if transposed), b `[.., K, N]` (`[.., N, K]` if transposed), result `[.., M, N]`. The
+/// outer dimensions are equal, or one of the two has none and is shared by the whole batch.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn matmul(g: &mut Graph, a: ValueId, b: ValueId, with: MatMul) -> Result<ValueId> {
+    let (da, db) = (g.shape(a).dims().to_vec(), g.shape(b).dims().to_vec());
+    let last_two = |name: &str, dims: &[usize], form: Form| match (dims, form) {
+        ([outer @ .., r, c], Form::Plain) => Ok((outer.to_vec(), *r, *c)),
+        ([outer @ .., r, c], Form::Transposed) => Ok((outer.to_vec(), *c, *r)),
+        _ => Err(Error::shape("matmul", name, "two dimensions at least", Shape::from(dims))),
+    };
+    let (batch_a, m, k) = last_two("a", &da, with.a)?;
+    let (batch_b, k_b, n) = last_two("b", &db, with.b)?;
+    let (shared_a, shared_b) = (batch_a.is_empty(), batch_b.is_empty());
+    if k != k_b || !(batch_a == batch_b || shared_a || shared_b) {
+        let want = format!("K = {k} and the outer dimensions of a, {:?}", batch_a);
+        return Err(Error::shape("matmul", "b", want, Shape::from(&db[..])));
+    }
+    let outer = if shared_a { &batch_b } else { &batch_a };
+    let count: usize = outer.iter().product();
+    let shape: Shape = outer.iter().copied().chain([m, n]).collect::<Vec<_>>().into();
+    let (columns_a, columns_b) = (da[da.len() - 1], db[db.len() - 1]);
+    let dense = |row: usize, matrix: usize, shared: bool| View {
+        start: 0,
+        row,
+        batch: [0, if shared { 0 } else { matrix }],
+    };
+    // Rows of a batch that shares B are rows of one matrix.
+    let fold = shared_b && with.a == Form::Plain;
+    let s = Strided {
+        m: if fold { count * m } else { m },
+        n,
+        k,
+        batch: [1, if fold { 1 } else { count }],
+        form_a: with.a,
+        a: dense(columns_a, m * k, shared_a),
+        form_b: with.b,
+        b: dense(columns_b, k * n, shared_b),
+        out: dense(n, m * n, false),
+        shape,
+        alpha: with.alpha,
+    };
+    product(g, a, b, s, &with)
+}
+
+/// Products of sub-matrices: blocks of columns of larger matrices, heads of `[B, T, H, D]`. What the products do not
+/// cover of the output is zero.
+///
+/// # Errors
+/// When a view leaves its tensor, or the products overlap in the output. For the gradient, the matrices of A and of B
+/// must not overlap either, but a whole tensor may be shared by the batch.
+pub fn matmul_strided(g: &mut Graph, a: ValueId, b: ValueId, at: Strided) -> Result<ValueId> {
+    product(g, a, b, at, &MatMul::default())
+}
+
+/// x W, with bias and activation: x `[.., K]`, w `[K, N]`, bias `[N]`, result `[.., N]`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn linear(
+    g: &mut Graph,
+    x: ValueId,
+    w: ValueId,
+    bias: Option<ValueId>,
+    activation: Activation,
+) -> Result<ValueId> {
+    rows_times(g, x, w, MatMul { bias, activation, ..Default::default() })
+}
+
+/// x W + bias + residual: x `[.., K]`, w `[K, N]`, bias `[N]`, residual and result `[.., N]`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn linear_residual(
+    g: &mut Graph,
+    x: ValueId,
+    w: ValueId,
+    bias: Option<ValueId>,
+    residual: ValueId,
+) -> Result<ValueId> {
+    rows_times(g, x, w, MatMul { bias, residual: Some(residual), ..Default::default() })
+}
+
+/// x W^T, with bias and activation: x `[.., K]`, w `[N, K]` (a tied embedding, say), bias `[N]`, result `[.., N]`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn linear_transposed(
+    g: &mut Graph,
+    x: ValueId,
+    w: ValueId,
+    bias: Option<ValueId>,
+    activation: Activation,
+) -> Result<ValueId> {
+    rows_times(g, x, w, MatMul { b: Form::Transposed, bias, activation, ..Default::default() })
+}
+
+/// Every row of x times a matrix.
+fn rows_times(g: &mut Graph, x: ValueId, w: ValueId, with: MatMul) -> Result<ValueId> {
+    let (x_shape, w_shape) = (g.shape(x).clone(), g.shape(w).clone());
+    let k = x_shape.last();
+    let (k_w, n) = match (w_shape.dims(), with.b) {
+        (&[k, n], Form::Plain) | (&[n, k], Form::Transposed) => (k, n),
+        _ => return Err(Error::shape("linear", "w", "two dimensions", w_shape)),
+    };
+    if k != k_w {
+        return Err(Error::shape("linear", "w", format!("the width of x {x_shape}, {k}"), w_shape));
+    }
+    let flat = |row: usize| View { start: 0, row, batch: [0, 0] };
+    let s = Strided {
+        m: x_shape.rows(),
+        n,
+        k,
+        batch: [1, 1],
+        form_a: Form::Plain,
+        a: flat(k),
+        form_b: with.b,
+        b: flat(w_shape.last()),
+        out: flat(n),
+        shape: x_shape.with_last(n),
+        alpha: with.alpha,
+    };
+    product(g, x, w, s, &with)
+}
