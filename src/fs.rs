@@ -1,6 +1,6 @@
 //! Reading and writing whole files: reads have a bound, writes leave the old file or the new one, never half.
 
-#![cfg_attr(not(feature = "text"), allow(dead_code))]
+#![cfg_attr(not(feature = "io"), allow(dead_code))]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

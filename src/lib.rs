@@ -4,19 +4,20 @@
 #![deny(unsafe_code)]
 
 mod error;
-#[cfg(any(feature = "io", feature = "text"))]
 mod fs;
 pub mod gpu;
 pub mod graph;
+pub mod infer;
 pub mod kernel;
+pub mod nn;
 pub mod ops;
 pub mod plan;
 mod profile;
 pub mod rng;
 mod shape;
 mod tensor;
-#[cfg(feature = "text")]
 pub mod text;
+pub mod train;
 
 pub use error::{Error, ErrorKind, Result};
 pub use profile::{DeviceClass, DeviceProfile};

@@ -330,10 +330,20 @@ impl Graph {
 
     /// Runs `f` with `name` appended to the scope, which names the nodes that it adds.
     pub fn scoped<T>(&mut self, name: impl Into<String>, f: impl FnOnce(&mut Self) -> T) -> T {
-        self.scope.push(name.into());
+        self.push_scope(name);
         let out = f(self);
-        self.scope.pop();
+        self.pop_scope();
         out
+    }
+
+    /// Appends a name to the scope until [`Graph::pop_scope`].
+    pub fn push_scope(&mut self, name: impl Into<String>) {
+        self.scope.push(name.into());
+    }
+
+    /// Takes the last name off the scope.
+    pub fn pop_scope(&mut self) {
+        self.scope.pop();
     }
 
     /// The scope, joined with dots.

@@ -32,6 +32,14 @@ pub enum Packing {
     },
     /// Self-attention: one tensor `[B, T, 3 H D]` with the columns q, k, v.
     Qkv(ValueId),
+    /// Decoding: the queries of one tensor `[B, T, 3 H D]` with the columns q, k, v, over the keys and values of a cache
+    /// `[B, S, 3 H D]` of such rows. No gradient.
+    Cached {
+        /// The new rows, of which only the queries are read.
+        qkv: ValueId,
+        /// All rows, the new ones included.
+        cache: ValueId,
+    },
     /// Cross-attention, or a key/value cache: q `[B, T, H D]` and kv `[B, S, 2 H D]` with the columns k, v.
     Kv {
         /// The queries.
@@ -114,6 +122,7 @@ pub fn attention_probabilities(
 enum Kind {
     Separate,
     Qkv,
+    Cached,
     Kv,
 }
 
@@ -123,7 +132,7 @@ impl Kind {
         match self {
             Kind::Separate => 3,
             Kind::Qkv => 1,
-            Kind::Kv => 2,
+            Kind::Cached | Kind::Kv => 2,
         }
     }
 
@@ -132,6 +141,7 @@ impl Kind {
         match self {
             Kind::Separate => (i, 1, 0),
             Kind::Qkv => (0, 3, i),
+            Kind::Cached => (usize::from(i > 0), 3, i),
             Kind::Kv if i == 0 => (0, 1, 0),
             Kind::Kv => (1, 2, i - 1),
         }
@@ -170,6 +180,7 @@ impl Spec {
         let (kind, mut values) = match inputs.qkv {
             Packing::Separate { q, k, v } => (Kind::Separate, vec![q, k, v]),
             Packing::Qkv(qkv) => (Kind::Qkv, vec![qkv]),
+            Packing::Cached { qkv, cache } => (Kind::Cached, vec![qkv, cache]),
             Packing::Kv { q, kv } => (Kind::Kv, vec![q, kv]),
         };
         if dropout.is_some() && inputs.seed.is_none() {
@@ -221,6 +232,7 @@ impl Spec {
         let names = match self.kind {
             Kind::Separate => ["q", "k", "v"],
             Kind::Qkv => ["qkv", "", ""],
+            Kind::Cached => ["qkv", "cache", ""],
             Kind::Kv => ["q", "kv", ""],
         };
         for (name, t) in names.iter().zip(&inputs[..self.kind.operands()]) {
@@ -403,6 +415,9 @@ impl Op for Forward {
         node: &Node,
         d_outputs: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>> {
+        if self.0.kind == Kind::Cached {
+            return Err(Error::config("attention", "attention over a cache has no gradient"));
+        }
         let operands = self.0.kind.operands();
         let mut gradients = vec![None; node.inputs.len()];
         if let Some(d_out) = d_outputs[0] {

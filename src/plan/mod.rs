@@ -454,11 +454,12 @@ impl Planner<'_> {
             }
             bound.push(Place { buffer: place.buffer, offset, bytes });
         }
-        // wgpu tracks usage by whole buffers: one must not be read and written in a dispatch.
+        // wgpu tracks usage by whole buffers: one must not be read and written in a dispatch. Two parts may be written.
         for (i, a) in bound.iter().enumerate() {
-            for (j, b) in bound.iter().enumerate() {
-                let writes = d.kernel.bindings[i] != Access::Read;
-                if i != j && writes && a.buffer == b.buffer {
+            for (j, b) in bound.iter().enumerate().filter(|(j, b)| *j != i && b.buffer == a.buffer) {
+                let access = &d.kernel.bindings;
+                let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+                if access[i] != Access::Read && (access[j] == Access::Read || overlap) {
                     return broken(format!("bindings {i} and {j} share a buffer that it writes"));
                 }
             }

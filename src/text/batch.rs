@@ -2,7 +2,7 @@
 //!
 //! # How batches are made
 //!
-//! A GPU wants the same shapes again and again, so every pair belongs to one of a few [`Bucket`]s, found once:
+//! A GPU wants the same shapes again and again, so every pair belongs to one of a few buckets ([`BatchShape`]), found once:
 //!
 //! 1. The lengths of a pair, source and target, are rounded up to a multiple of [`BatchOptions::round`]. Each
 //!    pair of rounded lengths is a bucket.
@@ -20,6 +20,7 @@ use super::corpus::{Pair, Side};
 use super::tokenizer::Tokenizer;
 use super::vocab::{BEGIN, END, PAD, Vocabulary};
 use crate::error::{Error, Result};
+use crate::nn::BatchShape;
 use crate::rng::Rng;
 
 /// A sentence pair as ids, without begin and end.
@@ -148,33 +149,11 @@ pub struct TooLong {
     pub side: Side,
 }
 
-/// The shape of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bucket {
-    /// The rows.
-    pub rows: usize,
-    /// The padded length of the sources.
-    pub source_len: usize,
-    /// The padded length of the targets.
-    pub target_len: usize,
-}
-
-impl Bucket {
-    /// The tokens of a batch, padding and both sides included.
-    pub fn tokens(&self) -> usize {
-        self.rows * (self.source_len + self.target_len)
-    }
-
-    fn holds(&self, other: &Bucket) -> bool {
-        self.source_len >= other.source_len && self.target_len >= other.target_len
-    }
-}
-
 /// Which examples make up a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRows {
     /// The shape.
-    pub bucket: Bucket,
+    pub bucket: BatchShape,
     /// Places in [`Batches::examples`]; at least one, and no more than the bucket has rows.
     pub indices: Vec<usize>,
 }
@@ -186,12 +165,8 @@ pub struct BatchRows {
 /// padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The rows, B.
-    pub rows: usize,
-    /// The padded length of the sources, S.
-    pub source_len: usize,
-    /// The padded length of the targets, T.
-    pub target_len: usize,
+    /// B, S and T.
+    pub shape: BatchShape,
     /// What the encoder reads, B×S: sources, with `</s>` if so set, padded with 0.
     pub source: Vec<u32>,
     /// How many ids of each row of `source` are not padding, B numbers; never 0.
@@ -221,7 +196,7 @@ pub struct Batches {
 /// A bucket with the places of its examples.
 #[derive(Clone, Debug)]
 struct Members {
-    bucket: Bucket,
+    bucket: BatchShape,
     indices: Vec<usize>,
 }
 
@@ -254,8 +229,8 @@ impl Batches {
     }
 
     /// All shapes that a batch can have, those with the most tokens first.
-    pub fn buckets(&self) -> Vec<Bucket> {
-        let mut buckets: Vec<Bucket> = self.buckets.iter().map(|members| members.bucket).collect();
+    pub fn buckets(&self) -> Vec<BatchShape> {
+        let mut buckets: Vec<BatchShape> = self.buckets.iter().map(|members| members.bucket).collect();
         buckets.sort_by_key(|bucket| {
             std::cmp::Reverse((bucket.tokens(), bucket.source_len, bucket.target_len, bucket.rows))
         });
@@ -294,11 +269,9 @@ impl Batches {
 
     /// The arrays of a batch that [`Batches::epoch`] listed.
     pub fn batch(&self, rows: &BatchRows) -> Batch {
-        let Bucket { rows: height, source_len, target_len } = rows.bucket;
+        let BatchShape { rows: height, source_len, target_len } = rows.bucket;
         let mut batch = Batch {
-            rows: height,
-            source_len,
-            target_len,
+            shape: rows.bucket,
             source: vec![PAD; height * source_len],
             source_lengths: vec![1; height],
             decoder_input: vec![PAD; height * target_len],
@@ -384,10 +357,10 @@ fn find_buckets(examples: &[Example], options: &BatchOptions) -> Result<Vec<Memb
     }
     let bucket = |(source_len, target_len): (usize, usize)| {
         let rows = options.rows(source_len, target_len, examples.len());
-        Bucket { rows, source_len, target_len }
+        BatchShape { rows, source_len, target_len }
     };
     for &shape in found.keys() {
-        if let (Bucket { rows: 0, source_len, target_len }, BatchSize::Tokens(tokens)) =
+        if let (BatchShape { rows: 0, source_len, target_len }, BatchSize::Tokens(tokens)) =
             (bucket(shape), options.size)
         {
             let problem = format!(
@@ -399,13 +372,13 @@ fn find_buckets(examples: &[Example], options: &BatchOptions) -> Result<Vec<Memb
     }
     let mut members: Vec<Members> =
         found.into_iter().map(|(shape, indices)| Members { bucket: bucket(shape), indices }).collect();
-    let cost = |bucket: &Bucket, count: usize| match bucket.rows {
+    let cost = |bucket: &BatchShape, count: usize| match bucket.rows {
         // The merged bucket of two that fit may fit no row itself.
         0 => i64::MAX / 4,
         rows => (count.div_ceil(rows) * bucket.tokens()) as i64,
     };
     while members.len() > 1 {
-        let mut best: Option<(i64, usize, usize, Bucket)> = None;
+        let mut best: Option<(i64, usize, usize, BatchShape)> = None;
         for (one, a) in members.iter().enumerate() {
             for (two, b) in members.iter().enumerate().skip(one + 1) {
                 let merged = bucket((
@@ -437,7 +410,7 @@ fn find_buckets(examples: &[Example], options: &BatchOptions) -> Result<Vec<Memb
         }
     }
     members.sort_by_key(|members| {
-        let Bucket { rows, source_len, target_len } = members.bucket;
+        let BatchShape { rows, source_len, target_len } = members.bucket;
         (source_len + target_len, source_len, rows)
     });
     Ok(members)
@@ -500,11 +473,12 @@ mod tests {
     fn the_arrays_of_a_batch() {
         let options = BatchOptions { round: 4, max_buckets: 1, ..options(BatchSize::Sentences(4)) };
         let batches = Batches::new(examples(&[(3, 1), (1, 4), (0, 0)]), &options).unwrap();
-        let bucket = Bucket { rows: 3, source_len: 4, target_len: 8 };
+        let bucket = BatchShape { rows: 3, source_len: 4, target_len: 8 };
         assert_eq!(batches.buckets(), [bucket]);
         let batch =
-            batches.batch(&BatchRows { bucket: Bucket { rows: 4, ..bucket }, indices: vec![1, 0, 2] });
-        assert_eq!((batch.rows, batch.source_len, batch.target_len, batch.tokens), (4, 4, 8, 8));
+            batches.batch(&BatchRows { bucket: BatchShape { rows: 4, ..bucket }, indices: vec![1, 0, 2] });
+        assert_eq!(batch.shape, BatchShape { rows: 4, ..bucket });
+        assert_eq!(batch.tokens, 8);
         #[rustfmt::skip]
         assert_eq!(batch.source, [104, 2, 0, 0,  4, 5, 6, 2,  2, 0, 0, 0,  2, 0, 0, 0]);
         assert_eq!(batch.source_lengths, [2, 4, 1, 1]);
@@ -526,7 +500,7 @@ mod tests {
     fn sources_without_an_end() {
         let options = BatchOptions { end_source: false, round: 2, max_buckets: 1, ..BatchOptions::default() };
         let batches = Batches::new(examples(&[(2, 1), (0, 1)]), &options).unwrap();
-        let bucket = Bucket { rows: 2, source_len: 2, target_len: 2 };
+        let bucket = BatchShape { rows: 2, source_len: 2, target_len: 2 };
         assert_eq!(batches.buckets(), [bucket]);
         let batch = batches.batch(&BatchRows { bucket, indices: vec![0, 1] });
         assert_eq!((batch.source, batch.source_lengths), (vec![4, 5, 2, 0], vec![2, 1]));
@@ -614,7 +588,7 @@ mod tests {
         let batches =
             Batches::new(examples(&[(20, 20), (1, 1), (20, 20), (1, 1)]), &options(BatchSize::Sentences(64)))
                 .unwrap();
-        assert_eq!(batches.buckets(), [Bucket { rows: 4, source_len: 24, target_len: 24 }]);
+        assert_eq!(batches.buckets(), [BatchShape { rows: 4, source_len: 24, target_len: 24 }]);
         assert_eq!(batches.batches_per_epoch(), 1);
     }
 
@@ -652,7 +626,10 @@ mod tests {
             for rows in batches.epoch(1, 0) {
                 let batch = batches.batch(&rows);
                 let ends = |ids: &[u32]| ids.iter().filter(|&&id| id == END).count();
-                assert_eq!((ends(&batch.source), ends(&batch.targets)), (batch.rows, batch.indices.len()));
+                assert_eq!(
+                    (ends(&batch.source), ends(&batch.targets)),
+                    (batch.shape.rows, batch.indices.len())
+                );
             }
         }
     }

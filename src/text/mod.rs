@@ -15,7 +15,7 @@
 //! let batches = Batches::new(examples, &BatchOptions::default())?;
 //! for rows in batches.epoch(1, 0) {
 //!     let batch = batches.batch(&rows);
-//!     assert_eq!(batch.source.len(), batch.rows * batch.source_len);
+//!     assert_eq!(batch.source.len(), batch.shape.rows * batch.shape.source_len);
 //! }
 //! # assert_eq!(held_out.len(), 100);
 //! # Ok(())
@@ -30,7 +30,7 @@ pub mod tokenizer;
 pub mod vocab;
 
 pub use batch::{
-    Batch, BatchOptions, BatchRows, BatchSize, Batches, Bucket, Example, Overlong, TooLong, encode_pairs,
+    Batch, BatchOptions, BatchRows, BatchSize, Batches, Example, Overlong, TooLong, encode_pairs,
 };
 pub use bleu::{Bleu, bleu, exact_match};
 pub use corpus::{Corpus, Pair, Side};

@@ -1,0 +1,13 @@
+//! The model: functions that add nodes to a graph, and the parameters they name. Nothing here knows a device.
+
+mod config;
+mod layers;
+mod params;
+mod transformer;
+
+pub use config::{NormPlacement, PRESETS, Positions, TransformerConfig, Tying};
+pub use layers::{Builder, Stream};
+pub use params::{Init, Parameter, ParameterLayout, Parameters, page_name};
+pub use transformer::{
+    BatchShape, DecodeGraph, EncodeGraph, LossGraph, Objective, Optimizer, PAD, Transformer,
+};

@@ -1,0 +1,495 @@
+//! The encoder-decoder Transformer: stacks of layers, and the graphs of training, evaluation and decoding.
+
+use super::config::{Positions, TransformerConfig, Tying};
+use super::layers::{Builder, Stream};
+use super::params::{Init, ParameterLayout, Parameters, page_name};
+use crate::graph::{Graph, ValueId};
+use crate::ops::cross_entropy::{Chunks, CrossEntropy, Loss};
+use crate::ops::elementwise::Activation;
+use crate::ops::embedding::EmbeddingInputs;
+use crate::ops::optimizer::{AdamPages, AdamSettings};
+use crate::ops::{argmax, cache_write, cross_entropy, embedding, layout, matmul, optimizer};
+use crate::{Error, HostTensor, Result, TensorType};
+
+/// The id of padding in every vocabulary: such targets are ignored.
+pub const PAD: u32 = 0;
+
+/// The shape of a batch: B rows of S source and T target symbols.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BatchShape {
+    /// Rows B.
+    pub rows: usize,
+    /// Padded length S of the sources.
+    pub source_len: usize,
+    /// Padded length T of the targets.
+    pub target_len: usize,
+}
+
+impl BatchShape {
+    /// The tokens of a batch, padding and both sides included.
+    pub fn tokens(&self) -> usize {
+        self.rows * (self.source_len + self.target_len)
+    }
+
+    /// Whether a row of `other` fits into a row of this shape.
+    pub fn holds(&self, other: &BatchShape) -> bool {
+        self.source_len >= other.source_len && self.target_len >= other.target_len
+    }
+}
+
+/// What is minimised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Objective {
+    /// Label smoothing (section 5.4).
+    pub label_smoothing: f64,
+    /// Logits take at most this many bytes at a time; more are computed in chunks of rows.
+    pub max_logits_bytes: u64,
+}
+
+impl Default for Objective {
+    fn default() -> Self {
+        Objective { label_smoothing: 0.1, max_logits_bytes: 128 << 20 }
+    }
+}
+
+/// How parameters are updated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optimizer {
+    /// Adam's settings.
+    pub adam: AdamSettings,
+    /// Gradients are scaled down to this global norm.
+    pub clip_norm: Option<f64>,
+}
+
+/// A graph with its inputs and results: of a training step where it has an optimiser, else of an evaluation.
+#[derive(Clone, Debug)]
+pub struct LossGraph {
+    /// The graph.
+    pub graph: Graph,
+    /// u32[B, S]: source ids, padded with [`PAD`].
+    pub source: ValueId,
+    /// u32[B]: source lengths.
+    pub source_lengths: ValueId,
+    /// u32[B, T]: what the decoder is given, begin symbol first.
+    pub decoder_input: ValueId,
+    /// u32[B, T]: what it should say, end symbol last; padding is ignored.
+    pub targets: ValueId,
+    /// u32[2]: seed and step, for dropout. `None` in an evaluation.
+    pub seed: Option<ValueId>,
+    /// f32[4]: what changes per step for the optimiser (see [`optimizer::adam`]).
+    pub schedule: Option<ValueId>,
+    /// f32[B, S, C]: the encoder's output.
+    pub memory: ValueId,
+    /// f32[B T, C]: the decoder's output.
+    pub decoded: ValueId,
+    /// f32[.., V]: the logits, in chunks of rows.
+    pub logits: Vec<ValueId>,
+    /// f32[1]: the mean loss over the targets.
+    pub loss: ValueId,
+    /// f32[3]: sum of the losses, number of right predictions, number of targets.
+    pub stats: ValueId,
+    /// f32[2]: global norm of the gradients before clipping, and the factor of the clipping.
+    pub gradient_norm: Option<ValueId>,
+    /// The gradient pages, in a training step.
+    pub gradients: Vec<ValueId>,
+}
+
+impl LossGraph {
+    /// What a step gives back: loss, stats, and in a training step the gradient norm.
+    pub fn outputs(&self) -> Vec<ValueId> {
+        [self.loss, self.stats].into_iter().chain(self.gradient_norm).collect()
+    }
+}
+
+/// A graph that encodes a batch and keeps each decoder layer's keys and values of the memory as states.
+#[derive(Clone, Debug)]
+pub struct EncodeGraph {
+    /// The graph.
+    pub graph: Graph,
+    /// u32[B, S].
+    pub source: ValueId,
+    /// u32[B].
+    pub source_lengths: ValueId,
+}
+
+/// A graph that says one symbol more for each row of a batch.
+#[derive(Clone, Debug)]
+pub struct DecodeGraph {
+    /// The graph.
+    pub graph: Graph,
+    /// u32[B].
+    pub source_lengths: ValueId,
+    /// u32[1]: how many symbols were said before.
+    pub position: ValueId,
+    /// u32[B]: position + 1.
+    pub target_lengths: ValueId,
+    /// The name of the state u32[B, 1] with the last symbol of each row; the begin symbols to start with.
+    pub token: String,
+    /// u32[B]: the symbol said.
+    pub next: ValueId,
+}
+
+/// A Transformer's settings and parameters' layout. It knows no device.
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    config: TransformerConfig,
+    layout: ParameterLayout,
+}
+
+impl Transformer {
+    /// Checks the settings and lays out the parameters.
+    ///
+    /// # Errors
+    /// Names the first setting that is impossible.
+    pub fn new(config: TransformerConfig) -> Result<Self> {
+        config.validate()?;
+        let mut parameters = Parameters::declaring();
+        let mut graph = Graph::new();
+        let mut b = Builder::new(&mut graph, &mut parameters, &config, None);
+        let ids = b.graph.input("ids", TensorType::u32([1, 1]));
+        let memory = b.encoder(ids, None)?;
+        let decoded = b.decoder(ids, memory, None)?;
+        b.logits(decoded)?;
+        let layout = parameters.into_layout();
+        Ok(Transformer { config, layout })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &TransformerConfig {
+        &self.config
+    }
+
+    /// The parameters.
+    pub fn layout(&self) -> &ParameterLayout {
+        &self.layout
+    }
+
+    /// The graph of a training step (with an optimiser) or of an evaluation (without), by teacher forcing.
+    ///
+    /// # Errors
+    /// When the batch is longer than the model allows.
+    pub fn loss_graph(
+        &self,
+        shape: BatchShape,
+        objective: &Objective,
+        optimizer: Option<&Optimizer>,
+    ) -> Result<LossGraph> {
+        self.check(shape)?;
+        let BatchShape { rows, source_len: s, target_len: t } = shape;
+        let mut graph = Graph::new();
+        let g = &mut graph;
+        let source = g.input("source", TensorType::u32([rows, s]));
+        let source_lengths = g.input("source_lengths", TensorType::u32([rows]));
+        let decoder_input = g.input("decoder_input", TensorType::u32([rows, t]));
+        let targets = g.input("targets", TensorType::u32([rows, t]));
+        let seed = optimizer.map(|_| g.input("seed", TensorType::u32([2])));
+        let mut parameters = Parameters::of(&self.layout, g);
+
+        let mut b = Builder::new(g, &mut parameters, &self.config, seed);
+        let memory = b.encoder(source, Some(source_lengths))?;
+        let decoded = b.decoder(decoder_input, memory, Some(source_lengths))?;
+        let decoded = layout::reshape(b.graph, decoded, [rows * t, self.config.width])?;
+        let flat_targets = layout::reshape(b.graph, targets, [rows * t])?;
+        let settings = CrossEntropy { ignore: PAD, smoothing: objective.label_smoothing };
+        let chunks = Chunks { vocabulary: self.config.target_vocabulary, bytes: objective.max_logits_bytes };
+        let mut logits = Vec::new();
+        let project = |b: &mut Builder, x| {
+            let chunk = b.logits(x)?;
+            logits.push(chunk);
+            Ok(chunk)
+        };
+        let Loss { loss, stats } =
+            cross_entropy::chunked(&mut b, decoded, flat_targets, chunks, settings, |b| b.graph, project)?;
+
+        let mut out = LossGraph {
+            source,
+            source_lengths,
+            decoder_input,
+            targets,
+            seed,
+            schedule: None,
+            memory,
+            decoded,
+            logits,
+            loss,
+            stats,
+            gradient_norm: None,
+            gradients: Vec::new(),
+            graph: Graph::new(),
+        };
+        if let Some(optimizer) = optimizer {
+            out.gradients = self.gradients(g, &parameters, loss)?;
+            g.push_scope("optimizer");
+            let schedule = g.input("schedule", TensorType::f32([4]));
+            let norm = optimizer::gradient_norm(g, &out.gradients, None, optimizer.clip_norm)?;
+            for (i, (&page, &gradients)) in parameters.pages().iter().zip(&out.gradients).enumerate() {
+                let ty = g.value(page).ty.clone();
+                let pages = AdamPages {
+                    parameters: page,
+                    m: g.state(page_name("adam.m", i), ty.clone()),
+                    v: g.state(page_name("adam.v", i), ty),
+                    gradients,
+                };
+                let settings = AdamSettings { decay: self.layout.decayed(i), ..optimizer.adam.clone() };
+                optimizer::adam(g, pages, schedule, norm, settings)?;
+            }
+            g.pop_scope();
+            out.schedule = Some(schedule);
+            out.gradient_norm = Some(norm);
+        }
+        out.graph = graph;
+        Ok(out)
+    }
+
+    /// Appends the gradients of `loss` by all parameters, as pages.
+    ///
+    /// # Errors
+    /// When a parameter does not take part in the loss.
+    pub fn gradients(&self, g: &mut Graph, parameters: &Parameters, loss: ValueId) -> Result<Vec<ValueId>> {
+        let views = self.layout.parameters().iter().map(|p| {
+            let missing = || Error::Internal(format!("{} is no part of the graph", p.name));
+            parameters.view(&p.name).ok_or_else(missing)
+        });
+        let views = views.collect::<Result<Vec<_>>>()?;
+        let one = g.constant("one", HostTensor::f32([1], vec![1.0]));
+        let gradients = g.backward(&[(loss, one)], &views)?;
+        let mut pages = Vec::new();
+        for (i, &n) in self.layout.pages().iter().enumerate() {
+            let (mut parts, mut starts) = (Vec::new(), Vec::new());
+            for (p, d) in self.layout.parameters().iter().zip(&gradients).filter(|(p, _)| p.page == i) {
+                parts.push(d.ok_or_else(|| Error::Internal(format!("{} has no gradient", p.name)))?);
+                starts.push(p.start);
+            }
+            let state = g.state(page_name("gradients", i), TensorType::f32([n]));
+            pages.push(layout::pack_into(g, state, &parts, &starts)?);
+        }
+        Ok(pages)
+    }
+
+    /// The graph that encodes a batch for decoding.
+    ///
+    /// # Errors
+    /// When the batch is longer than the model allows.
+    pub fn encode_graph(&self, shape: BatchShape) -> Result<EncodeGraph> {
+        self.check(shape)?;
+        let mut graph = Graph::new();
+        let g = &mut graph;
+        let source = g.input("source", TensorType::u32([shape.rows, shape.source_len]));
+        let source_lengths = g.input("source_lengths", TensorType::u32([shape.rows]));
+        let mut parameters = Parameters::of(&self.layout, g);
+        let mut b = Builder::new(g, &mut parameters, &self.config, None);
+        let memory = b.encoder(source, Some(source_lengths))?;
+        b.keep_memory(memory, shape)?;
+        Ok(EncodeGraph { graph, source, source_lengths })
+    }
+
+    /// The graph of one decoding step, after [`Transformer::encode_graph`] of the same shape. The symbols of ids in the
+    /// bit mask `forbid` are never said.
+    ///
+    /// # Errors
+    /// When the batch is longer than the model allows.
+    pub fn decode_graph(&self, shape: BatchShape, forbid: u32) -> Result<DecodeGraph> {
+        self.check(shape)?;
+        let rows = shape.rows;
+        let mut graph = Graph::new();
+        let g = &mut graph;
+        let source_lengths = g.input("source_lengths", TensorType::u32([rows]));
+        let target_lengths = g.input("target_lengths", TensorType::u32([rows]));
+        let position = g.input("position", TensorType::u32([1]));
+        let token_name = format!("decode.token.{rows}");
+        let token = g.state(token_name.clone(), TensorType::u32([rows, 1]));
+        let mut parameters = Parameters::of(&self.layout, g);
+        let mut b = Builder::new(g, &mut parameters, &self.config, None);
+        let decoded = b.decoder_step(token, position, target_lengths, source_lengths, shape)?;
+        let decoded = layout::reshape(b.graph, decoded, [rows, self.config.width])?;
+        let logits = b.logits(decoded)?;
+        let next = argmax::argmax(g, logits, forbid)?;
+        let said = layout::reshape(g, next, [rows, 1])?;
+        cache_write::cache_write(g, token, said, None)?;
+        Ok(DecodeGraph { graph, source_lengths, position, target_lengths, token: token_name, next })
+    }
+
+    fn check(&self, shape: BatchShape) -> Result<()> {
+        let c = &self.config;
+        for (side, got, most) in [
+            ("rows", shape.rows, usize::MAX),
+            ("source", shape.source_len, c.max_source),
+            ("target", shape.target_len, c.max_target),
+        ] {
+            if got == 0 || got > most {
+                return Err(Error::shape("batch", side, format!("a length from 1 to {most}"), got));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The names of the decoding states of a layer, for one batch shape.
+fn cache_name(kind: &str, layer: usize, shape: BatchShape) -> String {
+    let BatchShape { rows, source_len, target_len } = shape;
+    format!("decode.{kind}.{layer}.{rows}x{source_len}x{target_len}")
+}
+
+impl Builder<'_, '_> {
+    /// The symbols' embeddings with positions (sections 3.4 and 3.5) and dropout: ids [B, T] to [B, T, C].
+    fn embed(&mut self, side: &str, ids: ValueId, offset: Option<ValueId>) -> Result<ValueId> {
+        let c = self.config;
+        let (vocabulary, longest) = if side == "source" {
+            (c.source_vocabulary, c.max_source)
+        } else {
+            (c.target_vocabulary, c.max_target)
+        };
+        let table = self.embedding_table(side, vocabulary)?;
+        let longest = longest.max(1);
+        let positions = match c.positions {
+            Positions::Learned => self.scoped(format!("{side}_positions"), |b| {
+                b.parameter("weight", &[longest, c.width], Init::Normal((c.width as f64).powf(-0.5)))
+            })?,
+            Positions::Sinusoidal => {
+                self.graph.constant("positions", embedding::sinusoid_interleaved(longest, c.width))
+            }
+            Positions::SinusoidalHalves => {
+                self.graph.constant("positions", embedding::sinusoid_halves(longest, c.width))
+            }
+        };
+        let scale = if c.scale_embeddings { (c.width as f64).sqrt() } else { 1.0 };
+        let dropout = self.dropout(c.dropout);
+        let inputs = EmbeddingInputs { ids, table, positions: Some(positions), offset, seed: self.seed };
+        self.graph.push_scope(format!("{side}_embedding"));
+        let out = embedding::embedding(self.graph, inputs, scale, dropout);
+        self.graph.pop_scope();
+        out
+    }
+
+    fn embedding_table(&mut self, side: &str, vocabulary: usize) -> Result<ValueId> {
+        let c = self.config;
+        let name = match c.tying {
+            Tying::All | Tying::Embeddings => "embedding".to_string(),
+            Tying::None | Tying::Output => format!("{side}_embedding"),
+        };
+        let init = Init::Normal((c.width as f64).powf(-0.5));
+        self.scoped(name, |b| b.parameter("weight", &[vocabulary, c.width], init))
+    }
+
+    /// The encoder: ids [B, S] to the memory [B, S, C].
+    pub fn encoder(&mut self, ids: ValueId, lengths: Option<ValueId>) -> Result<ValueId> {
+        let x = self.embed("source", ids, None)?;
+        self.encoder_stack(x, lengths)
+    }
+
+    /// The encoder's layers, over embeddings [B, S, C].
+    pub fn encoder_stack(&mut self, x: ValueId, lengths: Option<ValueId>) -> Result<ValueId> {
+        let layers = self.config.encoder_layers;
+        self.scoped("encoder", |b| {
+            let mut stream = Stream::new(x);
+            for i in 0..layers {
+                stream = b.scoped(format!("layers.{i}"), |b| {
+                    let stream =
+                        b.sublayer("self_attn", stream, |b, x| b.self_attention(x, false, lengths))?;
+                    b.sublayer("feed_forward", stream, |b, x| b.feed_forward(x))
+                })?;
+            }
+            b.end_of_stack(stream)
+        })
+    }
+
+    /// The decoder: ids [B, T] and the memory [B, S, C] to [B, T, C]. Padding at the end of a target is only seen by
+    /// padding, since each position sees itself and those before it.
+    pub fn decoder(
+        &mut self,
+        ids: ValueId,
+        memory: ValueId,
+        source_lengths: Option<ValueId>,
+    ) -> Result<ValueId> {
+        let x = self.embed("target", ids, None)?;
+        self.decoder_stack(
+            x,
+            source_lengths,
+            |b, _, x| b.self_attention(x, true, None),
+            |b, _| b.memory_keys_values(memory),
+        )
+    }
+
+    /// The decoder's layers, over embeddings [B, T, C]; the closures give a layer's self-attention, and its keys and
+    /// values of the memory.
+    fn decoder_stack(
+        &mut self,
+        x: ValueId,
+        source_lengths: Option<ValueId>,
+        self_attention: impl Fn(&mut Self, usize, ValueId) -> Result<ValueId>,
+        memory: impl Fn(&mut Self, usize) -> Result<ValueId>,
+    ) -> Result<ValueId> {
+        let layers = self.config.decoder_layers;
+        self.scoped("decoder", |b| {
+            let mut stream = Stream::new(x);
+            for i in 0..layers {
+                stream = b.scoped(format!("layers.{i}"), |b| {
+                    let stream = b.sublayer("self_attn", stream, |b, x| self_attention(b, i, x))?;
+                    let stream = b.sublayer("cross_attn", stream, |b, x| {
+                        let kv = memory(b, i)?;
+                        b.cross_attention(x, kv, source_lengths)
+                    })?;
+                    b.sublayer("feed_forward", stream, |b, x| b.feed_forward(x))
+                })?;
+            }
+            b.end_of_stack(stream)
+        })
+    }
+
+    /// Keeps each decoder layer's keys and values of the memory as states.
+    fn keep_memory(&mut self, memory: ValueId, shape: BatchShape) -> Result<()> {
+        let width = self.config.width;
+        for i in 0..self.config.decoder_layers {
+            let kv =
+                self.scoped(format!("decoder.layers.{i}.cross_attn"), |b| b.memory_keys_values(memory))?;
+            let ty = TensorType::f32([shape.rows, shape.source_len, 2 * width]);
+            let state = self.graph.state(cache_name("memory", i, shape), ty);
+            cache_write::cache_write(self.graph, state, kv, None)?;
+        }
+        Ok(())
+    }
+
+    /// The decoder for one symbol a row, with the caches of the symbols before: ids [B, 1] to [B, 1, C].
+    fn decoder_step(
+        &mut self,
+        ids: ValueId,
+        position: ValueId,
+        target_lengths: ValueId,
+        source_lengths: ValueId,
+        shape: BatchShape,
+    ) -> Result<ValueId> {
+        let width = self.config.width;
+        let x = self.embed("target", ids, Some(position))?;
+        self.decoder_stack(
+            x,
+            Some(source_lengths),
+            |b, i, x| {
+                let ty = TensorType::f32([shape.rows, shape.target_len, 3 * width]);
+                let cache = b.graph.state(cache_name("self", i, shape), ty);
+                b.cached_self_attention(x, cache, position, target_lengths)
+            },
+            |b, i| {
+                let ty = TensorType::f32([shape.rows, shape.source_len, 2 * width]);
+                Ok(b.graph.state(cache_name("memory", i, shape), ty))
+            },
+        )
+    }
+
+    /// The logits [N, V] of decoder outputs [N, C].
+    pub fn logits(&mut self, x: ValueId) -> Result<ValueId> {
+        let c = self.config;
+        let v = c.target_vocabulary;
+        if matches!(c.tying, Tying::None | Tying::Embeddings) {
+            return self.linear("output", x, v, Activation::None);
+        }
+        let table = self.embedding_table("target", v)?;
+        let bias = match c.bias {
+            true => Some(self.scoped("output", |b| b.parameter("bias", &[v], Init::Zeros))?),
+            false => None,
+        };
+        self.graph.push_scope("output");
+        let out = matmul::linear_transposed(self.graph, x, table, bias, Activation::None);
+        self.graph.pop_scope();
+        out
+    }
+}

@@ -1,0 +1,265 @@
+//! The trainer: parameters and moments on a device, and a step for each batch.
+
+use super::schedule::Schedule;
+use crate::gpu::{Executor, Fetch, Gpu, Memory};
+use crate::nn::{BatchShape, LossGraph, Objective, Optimizer, Transformer, page_name};
+use crate::ops::optimizer::AdamSettings;
+use crate::plan::Plan;
+use crate::text::Batch;
+use crate::{Error, HostTensor, Result, Shape};
+use std::collections::HashMap;
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainerSettings {
+    /// Seed of first values and dropout.
+    pub seed: u64,
+    /// Learning rates.
+    pub schedule: Schedule,
+    /// Adam's settings.
+    pub adam: AdamSettings,
+    /// Gradients are scaled down to this global norm.
+    pub clip_norm: Option<f64>,
+    /// The loss.
+    pub objective: Objective,
+}
+
+/// Numbers of one training step, once the device has computed them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// The step, from 1.
+    pub step: u64,
+    /// The learning rate it used.
+    pub learning_rate: f64,
+    /// Mean loss over its targets.
+    pub loss: f64,
+    /// Share of targets predicted right.
+    pub accuracy: f64,
+    /// Number of targets.
+    pub targets: u64,
+    /// Global norm of the gradients before clipping.
+    pub gradient_norm: f64,
+}
+
+/// A step that was submitted; its numbers come later.
+#[derive(Debug)]
+pub struct PendingStep {
+    step: u64,
+    learning_rate: f64,
+    fetch: Fetch,
+}
+
+impl PendingStep {
+    /// Whether the numbers are there, without waiting.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn ready(&self) -> Result<bool> {
+        self.fetch.ready()
+    }
+
+    /// Waits for the numbers.
+    ///
+    /// # Errors
+    /// When the device failed, or the loss is no number.
+    pub fn wait(self) -> Result<StepReport> {
+        let values = self.fetch.wait()?;
+        let read = |i: usize, j: usize| -> Result<f64> {
+            let all = values.get(i).map(|v| v.as_f32("step result")).transpose()?;
+            all.and_then(|v| v.get(j))
+                .map(|&x| x as f64)
+                .ok_or_else(|| Error::Internal("a step result is missing".into()))
+        };
+        let targets = read(1, 2)?;
+        let report = StepReport {
+            step: self.step,
+            learning_rate: self.learning_rate,
+            loss: read(0, 0)?,
+            accuracy: read(1, 1)? / targets.max(1.0),
+            targets: targets as u64,
+            gradient_norm: read(2, 0)?,
+        };
+        if !report.loss.is_finite() {
+            let problem = format!("the loss of step {} is {}: lower it", report.step, report.loss);
+            return Err(Error::config("learning_rate", problem));
+        }
+        Ok(report)
+    }
+}
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss over all targets.
+    pub loss: f64,
+    /// Share of targets predicted right, given the right symbols before.
+    pub accuracy: f64,
+    /// Number of targets.
+    pub targets: u64,
+}
+
+struct Prepared {
+    io: LossGraph,
+    executor: Executor,
+}
+
+impl Prepared {
+    fn write(&mut self, batch: &Batch) -> Result<()> {
+        let BatchShape { rows, source_len, target_len } = batch.shape;
+        let e = &mut self.executor;
+        e.write(self.io.source, &HostTensor::u32([rows, source_len], batch.source.clone()))?;
+        e.write(self.io.source_lengths, &HostTensor::u32([rows], batch.source_lengths.clone()))?;
+        e.write(self.io.decoder_input, &HostTensor::u32([rows, target_len], batch.decoder_input.clone()))?;
+        e.write(self.io.targets, &HostTensor::u32([rows, target_len], batch.targets.clone()))
+    }
+}
+
+/// Trains a model on a device.
+pub struct Trainer {
+    gpu: Gpu,
+    memory: Memory,
+    model: Transformer,
+    settings: TrainerSettings,
+    step: u64,
+    training: HashMap<BatchShape, Prepared>,
+    evaluation: HashMap<BatchShape, Prepared>,
+}
+
+impl Trainer {
+    /// A trainer with the first values of all parameters on the device.
+    ///
+    /// # Errors
+    /// When a setting is impossible or the device too small.
+    pub fn new(gpu: &Gpu, model: Transformer, settings: TrainerSettings) -> Result<Self> {
+        settings.schedule.validate()?;
+        let memory = Memory::new(gpu);
+        for (i, page) in model.layout().initial(settings.seed).into_iter().enumerate() {
+            memory.write(&page_name("parameters", i), &HostTensor::f32([page.len()], page))?;
+        }
+        Ok(Trainer {
+            gpu: gpu.clone(),
+            memory,
+            model,
+            settings,
+            step: 0,
+            training: HashMap::new(),
+            evaluation: HashMap::new(),
+        })
+    }
+
+    /// The model's settings and parameters' layout.
+    pub fn model(&self) -> &Transformer {
+        &self.model
+    }
+
+    /// The device memory: parameters, gradients and moments by page.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Steps done.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Plans and compiles for batches of these shapes, so that no step has to. Best with the largest first.
+    ///
+    /// # Errors
+    /// When a shape is impossible or the device too small.
+    pub fn prepare(&mut self, shapes: &[BatchShape]) -> Result<()> {
+        for &shape in shapes {
+            self.training(shape)?;
+        }
+        Ok(())
+    }
+
+    fn training(&mut self, shape: BatchShape) -> Result<&mut Prepared> {
+        if !self.training.contains_key(&shape) {
+            let optimizer =
+                Optimizer { adam: self.settings.adam.clone(), clip_norm: self.settings.clip_norm };
+            let prepared = self.build(shape, Some(&optimizer))?;
+            self.training.insert(shape, prepared);
+        }
+        self.training.get_mut(&shape).ok_or_else(|| Error::Internal("a plan was lost".into()))
+    }
+
+    fn build(&self, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Prepared> {
+        let mut objective = self.settings.objective;
+        objective.max_logits_bytes = objective.max_logits_bytes.min(self.gpu.profile().max_binding_bytes);
+        let io = self.model.loss_graph(shape, &objective, optimizer)?;
+        let plan = Plan::new(&io.graph, &io.outputs(), self.gpu.profile())?;
+        let executor = self.gpu.executor(plan, &self.memory)?;
+        Ok(Prepared { io, executor })
+    }
+
+    /// Submits one training step and does not wait for it.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model, or the device failed.
+    pub fn step(&mut self, batch: &Batch) -> Result<PendingStep> {
+        let step = self.step + 1;
+        let settings = self.settings.clone();
+        let learning_rate = settings.schedule.at(step);
+        let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step as f64))) as f32;
+        let schedule =
+            vec![learning_rate as f32, correction(settings.adam.beta1), correction(settings.adam.beta2), 1.0];
+        let prepared = self.training(batch.shape)?;
+        prepared.write(batch)?;
+        if let Some(id) = prepared.io.seed {
+            // Both halves of the seed count.
+            let seed = (settings.seed ^ (settings.seed >> 32)) as u32;
+            prepared.executor.write(id, &HostTensor::u32([2], vec![seed, step as u32]))?;
+        }
+        if let Some(id) = prepared.io.schedule {
+            prepared.executor.write(id, &HostTensor::f32([4], schedule))?;
+        }
+        let fetch = prepared.executor.run_and_fetch()?;
+        self.step = step;
+        Ok(PendingStep { step, learning_rate, fetch })
+    }
+
+    /// Mean loss and accuracy over batches, without dropout.
+    ///
+    /// # Errors
+    /// When a batch does not fit the model, or the device failed.
+    pub fn evaluate(&mut self, batches: impl IntoIterator<Item = Batch>) -> Result<Evaluation> {
+        let mut sums = [0.0f64; 3];
+        for batch in batches {
+            if !self.evaluation.contains_key(&batch.shape) {
+                let prepared = self.build(batch.shape, None)?;
+                self.evaluation.insert(batch.shape, prepared);
+            }
+            let Some(prepared) = self.evaluation.get_mut(&batch.shape) else { continue };
+            prepared.write(&batch)?;
+            let values = prepared.executor.run_and_fetch()?.wait()?;
+            for (sum, &x) in sums.iter_mut().zip(values[1].as_f32("stats")?) {
+                *sum += x as f64;
+            }
+        }
+        let n = sums[2].max(1.0);
+        Ok(Evaluation { loss: sums[0] / n, accuracy: sums[1] / n, targets: sums[2] as u64 })
+    }
+
+    /// All parameters by name, read from the device.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn parameters(&self) -> Result<Vec<(String, HostTensor)>> {
+        read_parameters(&self.model, &self.memory)
+    }
+}
+
+/// All parameters by name, read from the device.
+pub(crate) fn read_parameters(model: &Transformer, memory: &Memory) -> Result<Vec<(String, HostTensor)>> {
+    let mut pages = Vec::new();
+    for i in 0..model.layout().pages().len() {
+        pages.push(memory.read(&page_name("parameters", i))?);
+    }
+    let one = |p: &crate::nn::Parameter| {
+        let page = pages[p.page].as_f32(&p.name)?;
+        let shape: Shape = p.shape.clone();
+        let values = page[p.start..p.start + shape.elements()].to_vec();
+        Ok((p.name.clone(), HostTensor::f32(shape, values)))
+    };
+    model.layout().parameters().iter().map(one).collect()
+}
