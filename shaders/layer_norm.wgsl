@@ -4,11 +4,12 @@
 //   backward         g = gamma d_y; d_h = d_h_in + inv (g - sum(g) / C - n sum(g n) / C); d_x = d_h f
 //   backward_params  d_gamma = sum over rows of d_y n; d_beta = sum over rows of d_y; by strips of rows, then reduce_params
 //
-// Grid of forward and backward: WIDTH lanes a row, GROUP / WIDTH rows a workgroup (WIDTH is GROUP or 1), groups folded into
-// y. A lane holds the elems lane, lane + WIDTH, ... of its row: in registers if KEEP, else it reads them again.
+// Grid of forward and backward: WIDTH lanes a row, GROUP / WIDTH * ROWS rows a workgroup (WIDTH is GROUP or 1), groups folded
+// into y. A lane takes the elems lane, lane + WIDTH, ... of ROWS rows, one row after another. If KEEP, it keeps them in
+// registers, and gamma and beta too, for all its rows; else it reads them again.
 // The mean is kept as a sum of two floats, mean + shift: beside values that lie far from zero, the rounding of the mean
 // alone would be an error of all results.
-// Constants: SIZE, WIDTH, GROUP, KEEP, RESIDUAL, DROPOUT, SECOND. Shared text: elem_*, rows_*, dropout_*, random.
+// Constants: SIZE, WIDTH, GROUP, ROWS, COLUMNS, KEEP, RESIDUAL, DROPOUT, SECOND. Shared text: elem_*, rows_*, dropout_*, random.
 
 struct Params {
     rows: u32,
@@ -27,9 +28,11 @@ const ALIGNED = SIZE % WIDTH == 0u;
 const HELD = select(1u, STEPS, KEEP);
 const COUNT = f32(SIZE * ELEM); // C
 
-fn row_of(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
+// The first of the ROWS rows that a lane works on. Rows beyond the last one are read as the last one and not written:
+// so barriers stay in uniform control flow.
+fn first_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
     let index = group.y * groups.x + group.x;
-    return select(index, index * GROUP + local, WIDTH == 1u);
+    return select(index, index * GROUP + local, WIDTH == 1u) * ROWS;
 }
 
 @group(0) @binding(0) var<storage, read> x: array<elem>; // [rows, SIZE]
@@ -55,70 +58,84 @@ fn sum_at(i: u32, key: vec2<u32>) -> elem {
 @compute @workgroup_size(GROUP)
 fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
            @builtin(local_invocation_index) local: u32) {
-    let row = row_of(group, groups, local);
+    let first = first_row(group, groups, local);
     let lane = local % WIDTH;
-    // A row beyond the last one reads the last one and writes nothing: barriers stay in uniform control flow.
-    let writes = row < params.rows;
-    let start = min(row, params.rows - 1u) * SIZE;
     var key = vec2<u32>(0u);
     if DROPOUT {
         key = random_key(vec2<u32>(seed[0], seed[1]), params.site);
     }
-    var held: array<elem, HELD>;
-    var sum = elem(0.0);
-    for (var step = 0u; step < STEPS; step++) {
-        let i = step * WIDTH + lane;
-        if ALIGNED || i < SIZE {
-            let v = sum_at(start + i, key);
-            if KEEP {
-                held[step] = v;
+    var held_gamma: array<elem, HELD>;
+    var held_beta: array<elem, HELD>;
+    if KEEP {
+        for (var step = 0u; step < STEPS; step++) {
+            let i = step * WIDTH + lane;
+            if ALIGNED || i < SIZE {
+                held_gamma[step] = gamma[i];
+                held_beta[step] = beta[i];
             }
-            if SECOND && writes {
-                h[start + i] = v;
-            }
-            sum += v;
         }
     }
-    let mean = row_sum(elem_sum(sum), local) / COUNT;
-    var squares = elem(0.0);
-    var rest = elem(0.0);
-    for (var step = 0u; step < STEPS; step++) {
-        let i = step * WIDTH + lane;
-        if ALIGNED || i < SIZE {
-            var v: elem;
-            if KEEP {
-                v = held[step];
-            } else if RESIDUAL {
-                v = h[start + i];
-            } else {
-                v = x[start + i];
+    for (var r = 0u; r < ROWS; r++) {
+        let row = first + r;
+        let start = min(row, params.rows - 1u) * SIZE;
+        let writes = row < params.rows;
+        var held: array<elem, HELD>;
+        var sum = elem(0.0);
+        for (var step = 0u; step < STEPS; step++) {
+            let i = step * WIDTH + lane;
+            if ALIGNED || i < SIZE {
+                let v = sum_at(start + i, key);
+                if KEEP {
+                    held[step] = v;
+                }
+                if SECOND && writes {
+                    h[start + i] = v;
+                }
+                sum += v;
             }
-            let d = v - mean;
-            squares += d * d;
-            rest += d;
         }
-    }
-    let moments = row_sum2(vec2<f32>(elem_sum(squares), elem_sum(rest)), local) / COUNT;
-    let shift = moments.y;
-    let inv = inverseSqrt(max(moments.x - shift * shift, 0.0) + params.eps);
-    if !writes {
-        return;
-    }
-    if lane == 0u {
-        stats[row] = vec4<f32>(mean, shift, inv, 0.0);
-    }
-    for (var step = 0u; step < STEPS; step++) {
-        let i = step * WIDTH + lane;
-        if ALIGNED || i < SIZE {
-            var v: elem;
-            if KEEP {
-                v = held[step];
-            } else if RESIDUAL {
-                v = h[start + i];
-            } else {
-                v = x[start + i];
+        let mean = row_sum(elem_sum(sum), local) / COUNT;
+        var squares = elem(0.0);
+        var rest = elem(0.0);
+        for (var step = 0u; step < STEPS; step++) {
+            let i = step * WIDTH + lane;
+            if ALIGNED || i < SIZE {
+                var v: elem;
+                if KEEP {
+                    v = held[step];
+                } else if RESIDUAL {
+                    v = h[start + i];
+                } else {
+                    v = x[start + i];
+                }
+                let d = v - mean;
+                squares += d * d;
+                rest += d;
             }
-            y[start + i] = ((v - mean) - shift) * inv * gamma[i] + beta[i];
+        }
+        let moments = row_sum2(vec2<f32>(elem_sum(squares), elem_sum(rest)), local) / COUNT;
+        let shift = moments.y;
+        let inv = inverseSqrt(max(moments.x - shift * shift, 0.0) + params.eps);
+        if writes {
+            if lane == 0u {
+                stats[row] = vec4<f32>(mean, shift, inv, 0.0);
+            }
+            for (var step = 0u; step < STEPS; step++) {
+                let i = step * WIDTH + lane;
+                if ALIGNED || i < SIZE {
+                    if KEEP {
+                        y[start + i] = ((held[step] - mean) - shift) * inv * held_gamma[step] + held_beta[step];
+                    } else {
+                        var v: elem;
+                        if RESIDUAL {
+                            v = h[start + i];
+                        } else {
+                            v = x[start + i];
+                        }
+                        y[start + i] = ((v - mean) - shift) * inv * gamma[i] + beta[i];
+                    }
+                }
+            }
         }
     }
 }
@@ -132,89 +149,116 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
 @group(0) @binding(6) var<storage, read_write> d_h: array<elem>; // [rows, SIZE]
 @group(0) @binding(7) var<storage, read_write> d_x: array<elem>; // [rows, SIZE] if DROPOUT
 
+// n of one elem, from the row's mean, shift and inv.
+fn normalised(v: elem, s: vec4<f32>) -> elem {
+    return ((v - s.x) - s.y) * s.z;
+}
+
 @compute @workgroup_size(GROUP)
 fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
             @builtin(local_invocation_index) local: u32) {
-    let row = row_of(group, groups, local);
+    let first = first_row(group, groups, local);
     let lane = local % WIDTH;
-    let writes = row < params.rows;
-    let source = min(row, params.rows - 1u);
-    let start = source * SIZE;
-    let row_stats = saved[source];
-    let mean = row_stats.x;
-    let shift = row_stats.y;
-    let inv = row_stats.z;
-    var held_g: array<elem, HELD>;
-    var held_n: array<elem, HELD>;
-    var sum_g = elem(0.0);
-    var sum_gn = elem(0.0);
-    for (var step = 0u; step < STEPS; step++) {
-        let i = step * WIDTH + lane;
-        if ALIGNED || i < SIZE {
-            let g = d_y[start + i] * weight[i];
-            let n = ((sums[start + i] - mean) - shift) * inv;
-            if KEEP {
-                held_g[step] = g;
-                held_n[step] = n;
-            }
-            sum_g += g;
-            sum_gn += g * n;
-        }
-    }
-    let means = row_sum2(vec2<f32>(elem_sum(sum_g), elem_sum(sum_gn)), local) / COUNT;
-    if !writes {
-        return;
-    }
     var key = vec2<u32>(0u);
     if DROPOUT {
         key = random_key(vec2<u32>(same_seed[0], same_seed[1]), params.site);
     }
-    for (var step = 0u; step < STEPS; step++) {
-        let i = step * WIDTH + lane;
-        if ALIGNED || i < SIZE {
-            var g: elem;
-            var n: elem;
-            if KEEP {
-                g = held_g[step];
-                n = held_n[step];
-            } else {
-                g = d_y[start + i] * weight[i];
-                n = ((sums[start + i] - mean) - shift) * inv;
+    var held_gamma: array<elem, HELD>;
+    if KEEP {
+        for (var step = 0u; step < STEPS; step++) {
+            let i = step * WIDTH + lane;
+            if ALIGNED || i < SIZE {
+                held_gamma[step] = weight[i];
             }
-            var d = inv * (g - means.x - n * means.y);
-            if RESIDUAL {
-                d += d_h_in[start + i];
+        }
+    }
+    for (var r = 0u; r < ROWS; r++) {
+        let row = min(first + r, params.rows - 1u);
+        let writes = first + r < params.rows;
+        let start = row * SIZE;
+        let row_stats = saved[row];
+        var held_g: array<elem, HELD>;
+        var held_n: array<elem, HELD>;
+        var sum_g = elem(0.0);
+        var sum_gn = elem(0.0);
+        for (var step = 0u; step < STEPS; step++) {
+            let i = step * WIDTH + lane;
+            if ALIGNED || i < SIZE {
+                var g = d_y[start + i];
+                if KEEP {
+                    g *= held_gamma[step];
+                } else {
+                    g *= weight[i];
+                }
+                let n = normalised(sums[start + i], row_stats);
+                if KEEP {
+                    held_g[step] = g;
+                    held_n[step] = n;
+                }
+                sum_g += g;
+                sum_gn += g * n;
             }
-            d_h[start + i] = d;
-            if DROPOUT {
-                d_x[start + i] = d * dropout_elem(key, start + i, params.threshold, params.scale);
+        }
+        let means = row_sum2(vec2<f32>(elem_sum(sum_g), elem_sum(sum_gn)), local) / COUNT;
+        if writes {
+            for (var step = 0u; step < STEPS; step++) {
+                let i = step * WIDTH + lane;
+                if ALIGNED || i < SIZE {
+                    var g: elem;
+                    var n: elem;
+                    if KEEP {
+                        g = held_g[step];
+                        n = held_n[step];
+                    } else {
+                        g = d_y[start + i] * weight[i];
+                        n = normalised(sums[start + i], row_stats);
+                    }
+                    var d = row_stats.z * (g - means.x - n * means.y);
+                    if RESIDUAL {
+                        d += d_h_in[start + i];
+                    }
+                    d_h[start + i] = d;
+                    if DROPOUT {
+                        d_x[start + i] = d * dropout_elem(key, start + i, params.threshold, params.scale);
+                    }
+                }
             }
         }
     }
 }
 
-// Grid: one invocation an elem of a row and a strip of rows; x: columns, y: strips.
+// Grid: COLUMNS elems of a row an invocation, GROUP apart; x: columns, y: strips of rows.
 @group(0) @binding(1) var<storage, read> strip_stats: array<vec4<f32>>; // [rows]: mean, shift, inv
 @group(0) @binding(3) var<storage, read_write> partials: array<elem>; // [strips, 2, SIZE]: of d_gamma, of d_beta
 
 @compute @workgroup_size(GROUP)
 fn backward_params(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let column = group.x * GROUP + lane;
-    if column >= SIZE {
-        return;
-    }
+    let column = group.x * GROUP * COLUMNS + lane;
     let first = group.y * params.strip;
     let end = min(first + params.strip, params.rows);
-    var d_gamma_part = elem(0.0);
-    var d_beta_part = elem(0.0);
+    var d_gamma_part: array<elem, COLUMNS>;
+    var d_beta_part: array<elem, COLUMNS>;
+    for (var j = 0u; j < COLUMNS; j++) {
+        d_gamma_part[j] = elem(0.0);
+        d_beta_part[j] = elem(0.0);
+    }
     for (var row = first; row < end; row++) {
         let s = strip_stats[row];
-        let d = d_y[row * SIZE + column];
-        d_gamma_part += d * (((sums[row * SIZE + column] - s.x) - s.y) * s.z);
-        d_beta_part += d;
+        for (var j = 0u; j < COLUMNS; j++) {
+            // A column beyond the last one repeats it and is not written.
+            let at = row * SIZE + min(column + j * GROUP, SIZE - 1u);
+            let d = d_y[at];
+            d_gamma_part[j] += d * normalised(sums[at], s);
+            d_beta_part[j] += d;
+        }
     }
-    partials[2u * group.y * SIZE + column] = d_gamma_part;
-    partials[(2u * group.y + 1u) * SIZE + column] = d_beta_part;
+    for (var j = 0u; j < COLUMNS; j++) {
+        let i = column + j * GROUP;
+        if i < SIZE {
+            partials[2u * group.y * SIZE + i] = d_gamma_part[j];
+            partials[(2u * group.y + 1u) * SIZE + i] = d_beta_part[j];
+        }
+    }
 }
 
 // Grid: one invocation an elem of d_gamma and d_beta.

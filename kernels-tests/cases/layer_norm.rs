@@ -72,21 +72,25 @@ pub fn cases() -> Vec<Case> {
             })
             .reduction(terms),
         );
+    }
+    for shape in [[1, 1], [3, 7], [5, 64], [130, 100], [4, 257], [301, 64], [3, 4099], [70_000, 2]] {
+        let [rows, c] = shape;
         for p in [None, Some(0.1)] {
-            let name = format!("after a sum, dropout {p:?}, {rows}x{c}");
             cases.push(
-                Case::new(name.clone(), move |b: &mut Build| fused(b, shape, p))
-                    .seeds(&[0, 1])
-                    .reduction(terms),
-            );
-            // Nothing but y is asked for; the gradient of h comes from y alone.
-            cases.push(
-                Case::new(format!("{name}, y only"), move |b: &mut Build| {
-                    Ok(fused(b, shape, p)?[..1].to_vec())
+                Case::new(format!("after a sum, dropout {p:?}, {rows}x{c}"), move |b: &mut Build| {
+                    fused(b, shape, p)
                 })
-                .reduction(terms),
+                .seeds(&[0, 1])
+                .reduction(rows.max(c)),
             );
         }
+    }
+    // Only y is asked for: h is kept for the backward, or not at all, and has no gradient from elsewhere.
+    for (p, shape) in [(None, [3, 7]), (Some(0.1), [5, 64]), (Some(0.1), [3, 4099])] {
+        let name = format!("after a sum, dropout {p:?}, {}x{}, y only", shape[0], shape[1]);
+        let y = move |b: &mut Build| Ok(fused(b, shape, p)?[..1].to_vec());
+        cases.push(Case::new(name.clone(), y).reduction(shape[1]));
+        cases.push(Case::new(format!("{name}, no gradient"), y).reduction(shape[1]).values_only());
     }
     for shape in [[3, 7], [5, 64], [2, 1024]] {
         let c = shape[1];
@@ -111,7 +115,6 @@ pub fn cases() -> Vec<Case> {
         let x = b.fixed("x", rows_around(0.0, 1.0, [6, 64], false));
         plain(b, x, 64)
     }));
-    cases.push(Case::new("values only", |b: &mut Build| fused(b, [6, 64], None)).values_only());
     cases.push(Case::new("h only", |b: &mut Build| Ok(fused(b, [6, 64], Some(0.3))?[1..].to_vec())));
     cases.push(Case::new("three dimensions", |b: &mut Build| {
         let x = b.normal("x", [2, 3, 64], 1.0);

@@ -10,11 +10,9 @@ use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/layer_norm.wgsl");
 
-// Elems of its row that a lane keeps in registers: h in the forward; g and n in the backward.
-const HELD: usize = 16;
-const HELD_BACKWARD: usize = 16;
-// Invocations a workgroup over the columns, and the fewest rows of a strip.
-const COLUMNS: u32 = 64;
+// Elems of its row that a lane keeps in registers, and of gamma and beta.
+const HELD: usize = 32;
+// The fewest rows of a strip.
 const STRIP: usize = 8;
 
 #[repr(C)]
@@ -43,6 +41,7 @@ fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
     let mut parts = vec![SOURCE, rows.parts()[0]];
     parts.extend(dropout_parts(rows.vec4));
     let mut constants = rows.constants();
+    constants.push(("COLUMNS", Const::U32(1)));
     for flag in ["KEEP", "RESIDUAL", "DROPOUT", "SECOND"] {
         constants.push((flag, Const::Bool(false)));
     }
@@ -258,7 +257,8 @@ impl Op for Backward {
         let mut bindings = vec![Access::Read; 6];
         bindings.extend([Access::Write; 2]);
         let mut kernel = kernel(&rows, "backward", bindings);
-        set(&mut kernel, "KEEP", Const::Bool(rows.steps() <= HELD_BACKWARD));
+        let keep = rows.steps() <= HELD;
+        set(&mut kernel, "KEEP", Const::Bool(keep));
         set(&mut kernel, "RESIDUAL", Const::Bool(self.residual));
         set(&mut kernel, "DROPOUT", Const::Bool(self.dropout.is_some()));
         let d_h_in = l.input(if self.residual { 4 } else { 0 });
@@ -312,7 +312,10 @@ impl Op for ParamsBackward {
         let ty = l.input_type(0);
         let rows = Rows::new(l.profile, ty);
         // As many strips as keep the device busy, none shorter than STRIP rows.
-        let busy = if l.profile.class == DeviceClass::Cpu { 1024 } else { 16384 };
+        // On lavapipe a sub-group that walks along whole rows is 4 times as fast as one that walks down 8 columns.
+        let cpu = l.profile.class == DeviceClass::Cpu;
+        let (group, columns) = if cpu { (8, rows.size.div_ceil(8).min(16)) } else { (64, 1) };
+        let busy = if cpu { 1024 } else { 16384 };
         let strips = (busy / rows.size).clamp(1, 256).min(rows.rows.div_ceil(STRIP));
         let strip = rows.rows.div_ceil(strips);
         let strips = rows.rows.div_ceil(strip);
@@ -322,8 +325,8 @@ impl Op for ParamsBackward {
         let reduce = [partials, l.output(0), l.output(1)];
         let n = ty.shape.elements() as u64;
         let sums = (2 * strips * ty.shape.last()) as u64;
-        for (entry, operands, reads, columns, groups_y, flops) in [
-            ("backward_params", &strip_by_strip[..], 3, rows.size, strips as u32, 5 * n),
+        for (entry, operands, reads, lanes, groups_y, flops) in [
+            ("backward_params", &strip_by_strip[..], 3, rows.size.div_ceil(columns), strips as u32, 5 * n),
             ("reduce_params", &reduce[..], 1, 2 * rows.size, 1, sums),
         ] {
             let mut bindings = vec![Access::Read; reads];
@@ -332,13 +335,14 @@ impl Op for ParamsBackward {
             kernel.name = format!("layer_norm/{entry}");
             kernel.parts[1] = super::lib_wgsl::ROWS_INVOCATION;
             set(&mut kernel, "WIDTH", Const::U32(1));
-            set(&mut kernel, "GROUP", Const::U32(COLUMNS));
-            kernel.requires = Requires { invocations: COLUMNS, ..Default::default() };
+            set(&mut kernel, "GROUP", Const::U32(group));
+            set(&mut kernel, "COLUMNS", Const::U32(columns as u32));
+            kernel.requires = Requires { invocations: group, ..Default::default() };
             l.push(Dispatch {
                 kernel,
                 operands: operands.iter().map(|&o| o.into()).collect(),
                 params: bytemuck::bytes_of(&params).to_vec(),
-                groups: [columns.div_ceil(COLUMNS as usize) as u32, groups_y, 1],
+                groups: [lanes.div_ceil(group as usize) as u32, groups_y, 1],
                 flops,
             });
         }

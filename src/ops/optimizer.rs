@@ -25,6 +25,7 @@ struct Params {
     weight_decay: f32,
     decay_start: u32,
     decay_end: u32,
+    share: u32,
 }
 
 fn check_page(name: &str, page: &TensorType) -> Result<()> {
@@ -59,7 +60,7 @@ fn kernel(l: &Lowering, entry: &'static str, bindings: Vec<Access>) -> Kernel {
         constants: vec![
             ("GROUP", Const::U32(group)),
             ("WIDTH", Const::U32(group)),
-            ("EACH", Const::U32(EACH)),
+            ("EACH", Const::U32(each(l))),
             ("DECOUPLED", Const::Bool(false)),
             ("CLIP", Const::Bool(false)),
             ("SCALED", Const::Bool(false)),
@@ -76,9 +77,14 @@ fn set(kernel: &mut Kernel, name: &str, value: bool) {
     }
 }
 
-// Partial sums of a page, and vec4s that an invocation of Adam takes.
+/// Partial sums of a page.
 const PARTIALS: usize = 256;
-const EACH: u32 = 4;
+
+/// Vec4s that an invocation takes in a row: on lavapipe (Mesa 22.3.6) Adam on 2 M parameters takes 6.0 ms with 16 and 7.2
+/// with 4.
+fn each(l: &Lowering) -> u32 {
+    if l.profile.class == DeviceClass::Cpu { 16 } else { 4 }
+}
 
 /// Global norm and clip factor. Inputs: the schedule if `scaled`, then the pages.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +141,11 @@ impl Op for GradientNorm {
             l.push(Dispatch {
                 kernel: kernel(l, "norm_partial", vec![Access::Read, Access::Write]),
                 operands: vec![l.input(first + page).into(), share],
-                params: params_bytes(Params { count: (n / 4) as u32, ..Default::default() }),
+                params: params_bytes(Params {
+                    count: (n / 4) as u32,
+                    share: (n / 4).div_ceil(PARTIALS) as u32,
+                    ..Default::default()
+                }),
                 groups: [PARTIALS as u32, 1, 1],
                 flops: 2 * n as u64,
             });
@@ -260,7 +270,7 @@ impl Op for Adam {
         bindings.extend([Access::Read; 3]);
         let mut kernel = kernel(l, "adam", bindings);
         set(&mut kernel, "DECOUPLED", s.decoupled);
-        let per_group = (kernel.requires.invocations * EACH) as usize;
+        let per_group = (kernel.requires.invocations * each(l)) as usize;
         l.push(Dispatch {
             kernel,
             operands: (0..6).map(|i| l.input(i).into()).collect(),
@@ -275,6 +285,7 @@ impl Op for Adam {
                 weight_decay: s.weight_decay as f32,
                 decay_start: (s.decay.start / 4) as u32,
                 decay_end: (s.decay.end / 4) as u32,
+                share: 0,
             }),
             groups: l.groups_1d((n / 4).div_ceil(per_group))?,
             flops: 12 * n as u64,

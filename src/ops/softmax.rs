@@ -7,9 +7,9 @@ use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/softmax.wgsl");
 
-// Elems that a lane holds in registers, and the number it takes at a time where the row is longer than that.
-const HELD: usize = 32;
-const HELD_BACKWARD: usize = 16;
+// Elems that a lane holds in registers, and the number it takes at a time where the row is longer than that. With 32 held,
+// a kernel takes lavapipe half a second to compile.
+const HELD: usize = 16;
 const CHUNK: usize = 8;
 
 fn check_f32(name: &str, t: &TensorType) -> Result<()> {
@@ -19,16 +19,10 @@ fn check_f32(name: &str, t: &TensorType) -> Result<()> {
     Ok(())
 }
 
-fn dispatch(
-    l: &Lowering,
-    entry: &'static str,
-    log: bool,
-    operands: Vec<Operand>,
-    held: usize,
-) -> Result<Dispatch> {
+fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>) -> Result<Dispatch> {
     let ty = l.output_type(0);
     let rows = Rows::new(l.profile, ty);
-    let chunk = if rows.steps() <= held { rows.steps() } else { CHUNK };
+    let chunk = if rows.steps() <= HELD { rows.steps() } else { CHUNK };
     let mut constants = rows.constants();
     constants.extend([("CHUNK", Const::U32(chunk as u32)), ("LOG", Const::Bool(log))]);
     let mut bindings = vec![Access::Read; operands.len() - 1];
@@ -89,7 +83,7 @@ impl Op for Softmax {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        l.push(dispatch(l, "forward", self.log, vec![l.input(0), l.output(0)], HELD)?);
+        l.push(dispatch(l, "forward", self.log, vec![l.input(0), l.output(0)])?);
         Ok(())
     }
 }
@@ -128,7 +122,7 @@ impl Op for SoftmaxBackward {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let operands = vec![l.input(0), l.input(1), l.output(0)];
-        l.push(dispatch(l, "backward", self.log, operands, HELD_BACKWARD)?);
+        l.push(dispatch(l, "backward", self.log, operands)?);
         Ok(())
     }
 }
