@@ -7,6 +7,7 @@ use super::{Buffer, Gpu, Shared, TIMEOUT, lock};
 use crate::{DType, Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// States by name, and pooled slots, shared by the executors of one device. Cheap to clone; clones are the same memory.
 #[derive(Clone, Debug)]
@@ -190,10 +191,17 @@ impl Reading {
         let wait =
             wgpu::PollType::Wait { submission_index: Some(self.submission.clone()), timeout: Some(TIMEOUT) };
         poll(&self.shared, wait)?;
-        match &*lock(&self.mapped) {
-            Some(Ok(())) => {}
-            Some(Err(e)) => return Err(Error::Device(format!("reading results failed: {e}"))),
-            None => return Err(Error::Device("reading results: the device did not answer".into())),
+        // The answer may still be on its way: another thread that polls the device at this moment has taken it over.
+        let start = Instant::now();
+        while lock(&self.mapped).is_none() {
+            if start.elapsed() > TIMEOUT {
+                return Err(Error::Device("reading results: the device did not answer".into()));
+            }
+            poll(&self.shared, wgpu::PollType::Poll)?;
+            std::thread::yield_now();
+        }
+        if let Some(Err(e)) = &*lock(&self.mapped) {
+            return Err(Error::Device(format!("reading results failed: {e}")));
         }
         let view = self
             .shared
