@@ -19,6 +19,12 @@ fn tanh_clamped(z: elem) -> elem {
     return tanh(clamp(z, elem(-15.0), elem(15.0)));
 }
 
+// x, where GELU and its slope are neither 0 nor linear; so far out that they are in 32 bits, and so near that no power of it
+// overflows.
+fn gelu_clamped(x: elem) -> elem {
+    return clamp(x, elem(-15.0), elem(15.0));
+}
+
 fn sigmoid(x: elem) -> elem {
     return elem(1.0) / (elem(1.0) + exp(-clamp(x, elem(-80.0), elem(80.0))));
 }
@@ -29,10 +35,11 @@ fn activate(x: elem, kind: u32) -> elem {
             return max(x, elem(0.0));
         }
         case ACT_GELU: {
-            return 0.5 * x * (elem(1.0) + erf(x * 0.70710678));
+            return 0.5 * x * (elem(1.0) + erf(gelu_clamped(x) * 0.70710678));
         }
         case ACT_GELU_TANH: {
-            return 0.5 * x * (elem(1.0) + tanh_clamped(0.79788456 * (x + 0.044715 * x * x * x)));
+            let c = gelu_clamped(x);
+            return 0.5 * x * (elem(1.0) + tanh_clamped(0.79788456 * (c + 0.044715 * c * c * c)));
         }
         case ACT_SILU: {
             return x * sigmoid(x);
@@ -50,13 +57,15 @@ fn activate_slope(x: elem, kind: u32) -> elem {
             return select(elem(0.0), elem(1.0), x > elem(0.0));
         }
         case ACT_GELU: {
-            let phi = 0.39894228 * exp(-0.5 * x * x);
-            return 0.5 * (elem(1.0) + erf(x * 0.70710678)) + x * phi;
+            let c = gelu_clamped(x);
+            let phi = 0.39894228 * exp(-0.5 * c * c);
+            return 0.5 * (elem(1.0) + erf(c * 0.70710678)) + c * phi;
         }
         case ACT_GELU_TANH: {
-            let t = tanh_clamped(0.79788456 * (x + 0.044715 * x * x * x));
-            let dz = 0.79788456 * (elem(1.0) + 0.134145 * x * x);
-            return 0.5 * (elem(1.0) + t) + 0.5 * x * (elem(1.0) - t * t) * dz;
+            let c = gelu_clamped(x);
+            let t = tanh_clamped(0.79788456 * (c + 0.044715 * c * c * c));
+            let dz = 0.79788456 * (elem(1.0) + 0.134145 * c * c);
+            return 0.5 * (elem(1.0) + t) + 0.5 * c * (elem(1.0) - t * t) * dz;
         }
         case ACT_SILU: {
             let s = sigmoid(x);
