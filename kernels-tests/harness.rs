@@ -323,7 +323,7 @@ impl Case {
 }
 
 /// The profiles to lower for: the adapter's own, and the least that every device has.
-fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
+pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
     let own = gpu.profile().clone();
     let portable = DeviceProfile {
         max_binding_bytes: own.max_binding_bytes,

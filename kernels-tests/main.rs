@@ -1,11 +1,41 @@
 //! The shader tests: `cargo test --release --test kernels -- [FILTER]`. No adapter is a failure.
 
 mod cases;
+#[cfg(feature = "io")]
+mod golden;
 mod harness;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use wgformer::gpu::Gpu;
+
+/// Runs a case with a seed: the number of GPU runs, or the problems.
+type RunCase = dyn Fn(&Gpu, u64) -> Result<usize, Vec<String>> + Send + Sync;
+
+/// A case of any kind.
+pub struct Test {
+    name: String,
+    run: Box<RunCase>,
+}
+
+impl From<harness::Case> for Test {
+    fn from(case: harness::Case) -> Self {
+        Test { name: case.name.clone(), run: Box::new(move |gpu, seed| case.run(gpu, seed)) }
+    }
+}
+
+/// Every op with its cases, and the comparisons with the outputs of other software.
+fn tests() -> Vec<(&'static str, Vec<Test>)> {
+    #[cfg_attr(not(feature = "io"), allow(unused_mut))]
+    let mut all: Vec<(&str, Vec<Test>)> = cases::all()
+        .into_iter()
+        .map(|(op, cases)| (op, cases.into_iter().map(Test::from).collect()))
+        .collect();
+    #[cfg(feature = "io")]
+    all.push(("golden", golden::tests()));
+    all
+}
 
 fn main() {
     let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
@@ -22,8 +52,8 @@ fn run(filter: &[String]) -> Result<(), String> {
     println!("adapter: {}", gpu.name());
     let seed = std::env::var("WGFORMER_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
 
-    let all = cases::all();
-    let chosen: Vec<(&str, &harness::Case)> = all
+    let all = tests();
+    let chosen: Vec<(&str, &Test)> = all
         .iter()
         .flat_map(|(op, cases)| cases.iter().map(move |c| (*op, c)))
         .filter(|(op, c)| filter.iter().all(|f| format!("{op} {}", c.name).contains(f.as_str())))
@@ -38,11 +68,11 @@ fn run(filter: &[String]) -> Result<(), String> {
                 while let Some((op, case)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let begin = Instant::now();
                     let result =
-                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.run(&gpu, seed)))
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (case.run)(&gpu, seed)))
                             .unwrap_or_else(|_| Err(vec!["panicked".to_string()]));
                     if let Err(problems) = &result {
-                        println!("FAILED {op} {:?} (seed {seed})", case.name);
-                        problems.iter().for_each(|p| println!("    {p}"));
+                        let lines = problems.join("\n    ");
+                        println!("FAILED {op} {:?} (seed {seed})\n    {lines}", case.name);
                     }
                     let index = chosen.iter().position(|(_, c)| std::ptr::eq(*c, *case)).unwrap();
                     results.lock().unwrap()[index] = Some((result.map_err(|_| ()), begin.elapsed()));

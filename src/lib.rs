@@ -5,6 +5,8 @@
 
 mod error;
 mod fs;
+#[cfg(feature = "io")]
+pub mod golden;
 pub mod gpu;
 pub mod graph;
 pub mod infer;
