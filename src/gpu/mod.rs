@@ -14,7 +14,7 @@ mod request;
 
 pub use executor::{Executor, Fetch};
 pub use memory::Memory;
-pub use request::{AdapterDescription, Backend, Request, adapters, request, request_async};
+pub use request::{AdapterDescription, Backend, Request, adapters, choose, request, request_async};
 
 use crate::kernel::{Access, Kernel};
 use crate::plan::{ALIGN_BYTES, Plan};
@@ -314,6 +314,19 @@ impl Gpu {
     /// The adapter's name.
     pub fn name(&self) -> &str {
         &self.shared.info.name
+    }
+
+    /// The adapter's name, interface and driver, for people.
+    pub fn description(&self) -> String {
+        let info = &self.shared.info;
+        let driver = if info.driver_info.is_empty() { &info.driver } else { &info.driver_info };
+        let backend = format!("{:?}", info.backend).to_lowercase();
+        [&info.name, &backend, driver]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// The device, for a caller that shares it.

@@ -236,8 +236,11 @@ pub async fn request_async(request: &Request) -> Result<Gpu> {
     Gpu::build(device, queue, adapter.get_info(), lost)
 }
 
-/// The place of the adapter to take in a list that has the best one first.
-fn choose(request: &Request, list: &[AdapterDescription]) -> Result<usize> {
+/// The place of the adapter to take in a list that has the best one first, as [`adapters`] makes it.
+///
+/// # Errors
+/// When none fits; the message names those that there are.
+pub fn choose(request: &Request, list: &[AdapterDescription]) -> Result<usize> {
     let of = request.backend.map_or(String::new(), |b| format!(" for {b}"));
     if list.is_empty() {
         return Err(Error::Adapter(format!(

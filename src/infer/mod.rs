@@ -3,6 +3,7 @@
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
 use crate::nn::{BatchShape, DecodeGraph, EncodeGraph, Transformer, page_name};
 use crate::plan::Plan;
+use crate::text::vocab;
 use crate::{Error, HostTensor, Result};
 use std::collections::{HashMap, VecDeque};
 
@@ -20,6 +21,13 @@ pub struct SpecialIds {
     pub end: u32,
     /// Stands for symbols that the vocabulary lacks; never said.
     pub unknown: u32,
+}
+
+/// Those of the vocabularies of this crate.
+impl Default for SpecialIds {
+    fn default() -> Self {
+        SpecialIds { pad: vocab::PAD, begin: vocab::BEGIN, end: vocab::END, unknown: vocab::UNKNOWN }
+    }
 }
 
 /// How a batch is decoded.
@@ -56,6 +64,7 @@ impl Decoder {
         parameters: &HashMap<String, HostTensor>,
         special: SpecialIds,
     ) -> Result<Self> {
+        model.layout().check_limits(gpu.profile())?;
         let memory = Memory::new(gpu);
         write_parameters(&model, &memory, parameters)?;
         Ok(Decoder { gpu: gpu.clone(), memory, model, special, prepared: HashMap::new() })

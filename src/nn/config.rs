@@ -164,6 +164,13 @@ impl TransformerConfig {
                 return Err(Error::config(name, format!("{value} is not between 1 and {most}")));
             }
         }
+        // Positions are made on the host, before anything is known of the device.
+        for (name, value) in [("max_source", self.max_source), ("max_target", self.max_target)] {
+            if value * self.width > 1 << 28 {
+                let problem = format!("{value} positions of width {} are above 2^28 numbers", self.width);
+                return Err(Error::config(name, problem));
+            }
+        }
         for (name, value) in
             [("encoder_layers", self.encoder_layers), ("decoder_layers", self.decoder_layers)]
         {
@@ -171,7 +178,7 @@ impl TransformerConfig {
                 return Err(Error::config(name, format!("{value} is above 1024")));
             }
         }
-        if self.width % self.heads != 0 {
+        if !self.width.is_multiple_of(self.heads) {
             let problem = format!("{} heads do not divide the width {}", self.heads, self.width);
             return Err(Error::config("heads", problem));
         }
@@ -193,7 +200,7 @@ impl TransformerConfig {
                 format!("{} is not between 0 and 1", self.norm_epsilon),
             ));
         }
-        if self.positions != Positions::Learned && self.width % 2 != 0 {
+        if self.positions != Positions::Learned && !self.width.is_multiple_of(2) {
             return Err(Error::config(
                 "width",
                 format!("{} is odd: sinusoidal positions need an even one", self.width),

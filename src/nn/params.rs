@@ -5,7 +5,7 @@
 
 use crate::graph::{ALIGN, Graph, ValueId};
 use crate::rng::Rng;
-use crate::{Error, Result, Shape, TensorType};
+use crate::{DeviceProfile, Error, Result, Shape, TensorType};
 use std::collections::HashMap;
 
 /// A page holds at most this many elements (64 MiB), unless one parameter alone is larger.
@@ -92,6 +92,25 @@ impl ParameterLayout {
     /// A parameter by name.
     pub fn get(&self, name: &str) -> Option<&Parameter> {
         self.index.get(name).map(|&i| &self.parameters[i])
+    }
+
+    /// Checks that a device can hold each parameter; a plan would name only the page that a large one lies in.
+    ///
+    /// # Errors
+    /// Names the first parameter that is too large, and the limit.
+    pub fn check_limits(&self, profile: &DeviceProfile) -> Result<()> {
+        let limits = [
+            ("max_storage_buffer_binding_size", profile.max_binding_bytes),
+            ("max_buffer_size", profile.max_buffer_bytes),
+        ];
+        for p in &self.parameters {
+            let needed = p.shape.elements() as u64 * 4;
+            if let Some(&(limit, allowed)) = limits.iter().find(|(_, allowed)| needed > *allowed) {
+                let tensor = format!("{} {}", p.name, p.shape);
+                return Err(Error::Limit { limit, needed, allowed, tensor });
+            }
+        }
+        Ok(())
     }
 
     /// The pages with their first values.

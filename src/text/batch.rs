@@ -60,6 +60,7 @@ pub enum BatchSize {
 
 /// What is done with pairs that are too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Overlong {
     /// They are left out.
     Skip,

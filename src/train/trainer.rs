@@ -132,6 +132,7 @@ impl Trainer {
     /// When a setting is impossible or the device too small.
     pub fn new(gpu: &Gpu, model: Transformer, settings: TrainerSettings) -> Result<Self> {
         settings.schedule.validate()?;
+        model.layout().check_limits(gpu.profile())?;
         let memory = Memory::new(gpu);
         for (i, page) in model.layout().initial(settings.seed).into_iter().enumerate() {
             memory.write(&page_name("parameters", i), &HostTensor::f32([page.len()], page))?;
