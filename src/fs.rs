@@ -48,6 +48,19 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Checks that a file of `bytes` can be written to `folder`, by writing one and removing it.
+#[cfg(feature = "io")]
+pub(crate) fn probe(folder: &Path, bytes: u64) -> Result<()> {
+    let cannot = |error: io::Error| {
+        Error::file(folder, format!("cannot be written to (a file of {bytes} bytes was tried): {error}"))
+    };
+    let (mut file, temporary) = create_in(folder).map_err(cannot)?;
+    let written = io::copy(&mut io::repeat(0).take(bytes), &mut file);
+    drop(file);
+    let removed = fs::remove_file(&temporary);
+    written.and(removed).map_err(cannot)
+}
+
 /// Creates a new, empty file in `folder`.
 fn create_in(folder: &Path) -> io::Result<(File, PathBuf)> {
     loop {

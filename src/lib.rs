@@ -11,6 +11,8 @@ pub mod gpu;
 pub mod graph;
 pub mod infer;
 pub mod kernel;
+#[cfg(feature = "io")]
+pub mod model;
 pub mod nn;
 pub mod ops;
 pub mod plan;
