@@ -1,1 +1,7 @@
-fn main() {}
+//! The program `wgformer`.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

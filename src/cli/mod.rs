@@ -1,0 +1,105 @@
+//! The command line: one file for each verb. Results go to standard output, all else to standard error; an error is one
+//! line and exit status 1, wrong usage is status 2.
+
+mod device;
+mod info;
+mod output;
+mod plan;
+mod progress;
+mod settings;
+mod shipped;
+mod stop;
+mod train;
+mod translate;
+
+use clap::{Args, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Train and run encoder-decoder Transformers on any GPU.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = EXAMPLES, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  wgformer info
+  wgformer train --task dates --model dates
+  wgformer translate --model dates 'Wednesday, March 3, 1999'
+
+Every verb has more: wgformer train --help";
+
+/// Which device runs the kernels.
+#[derive(Clone, Debug, Args)]
+struct Global {
+    /// The adapter: its number in `wgformer info`, or a part of its name [default: WGPU_ADAPTER_NAME if that is set, else
+    /// the best one]
+    #[arg(long, global = true, value_name = "NAME|NUMBER", help_heading = "Device")]
+    adapter: Option<String>,
+    /// The interface to the adapter [default: WGPU_BACKEND if that is set, else any]
+    #[arg(long, global = true, value_name = "BACKEND", help_heading = "Device")]
+    #[arg(value_parser = device::BACKENDS, ignore_case = true)]
+    backend: Option<String>,
+    /// Check bounds in all kernels, slower
+    #[arg(long, global = true, help_heading = "Device")]
+    checked: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show the adapters, their limits, and the kernels chosen for them
+    Info(info::Info),
+    /// Train a model on sentence pairs, or on a task that needs no data
+    Train(Box<train::Train>),
+    /// Translate lines of text
+    Translate(translate::Translate),
+    /// Show what a step of a model does on a device: dispatches, memory, operations
+    Plan(Box<plan::PlanArgs>),
+}
+
+pub fn main() -> ExitCode {
+    // A panic is a mistake in this program, which the person in front of it cannot mend: one line says so.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map_or(String::new(), |l| format!(" at {}:{}", l.file(), l.line()));
+        let said = panic.payload();
+        let said = said.downcast_ref::<&str>().copied().or(said.downcast_ref::<String>().map(String::as_str));
+        eprintln!("error: internal error{place}: {} (please report this)", said.unwrap_or("unknown"));
+    }));
+    let cli = Cli::parse();
+    let outcome = std::panic::catch_unwind(|| match &cli.verb {
+        Verb::Info(info) => info.run(&cli.global),
+        Verb::Train(train) => train.run(&cli.global),
+        Verb::Translate(translate) => translate.run(&cli.global),
+        Verb::Plan(plan) => plan.run(&cli.global),
+    });
+    match outcome {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            // Who reads the output has seen enough: `wgformer plan | head`.
+            if error.chain().any(output::is_broken_pipe) {
+                return ExitCode::SUCCESS;
+            }
+            if let Some(stop::Interrupted) = error.downcast_ref() {
+                eprintln!("{error}");
+                return ExitCode::from(130);
+            }
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,558 @@
+//! `wgformer train`.
+
+use super::Global;
+use super::output::{count, grouped, print, time};
+use super::progress::{self, Progress, Watch, note};
+use super::settings::{self, ModelFlags, TextFlags, TrainingFlags};
+use super::stop::{Interrupted, Stop};
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+use wgformer::gpu::Gpu;
+use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
+use wgformer::model::{
+    CONFIG_FILE, METRICS_FILE, Metrics, Model, ModelConfig, OutputFolder, Precision, Task, TrainingConfig,
+    Translator, Validation,
+};
+use wgformer::nn::{Objective, Transformer, Tying};
+use wgformer::ops::optimizer::AdamSettings;
+use wgformer::text::batch::{BatchOptions, BatchSize, Batches, TooLong, encode_pairs};
+use wgformer::text::{self, Corpus, Overlong, Pair, Tokenizer, Vocabulary, dates};
+use wgformer::train::{PendingStep, Schedule, StepReport, Trainer, TrainerSettings};
+
+/// Steps under way before the loss of the first is looked at: so the device never waits for the host.
+const AHEAD: usize = 4;
+/// Dates to train on, and others to test with.
+const DATES: (usize, usize) = (100_000, 500);
+/// Sentences that are decoded at the end, at most.
+const DECODED: usize = 1000;
+/// Sentences decoded together.
+const DECODE_BATCH: usize = 64;
+/// Translations that are shown at the end.
+const SHOWN: usize = 8;
+/// Warnings about single lines, at most.
+const WARNINGS: usize = 10;
+
+const EXAMPLES: &str = "\
+Examples:
+  Learn dates within minutes, from nothing:
+    wgformer train --task dates --model dates
+  Translate English to Chinese:
+    wgformer train --train train.tsv --valid valid.tsv --target-tokenizer chars --model en-zh
+  Two files whose lines belong together, settings from a file, one of them changed:
+    wgformer train --train train.de train.en --config small.toml --dropout 0.3 --model de-en
+
+Ctrl-C ends after the step and saves the model; a second one ends at once.";
+
+/// Options of `wgformer train`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Train {
+    /// The folder to write the model to
+    #[arg(long, value_name = "FOLDER")]
+    model: PathBuf,
+    /// A TOML file with settings; its keys are those of the config.toml in a model folder
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overwrite a model that is in the folder
+    #[arg(long)]
+    overwrite: bool,
+    #[command(flatten)]
+    training: TrainingFlags,
+    #[command(flatten)]
+    text: TextFlags,
+    #[command(flatten)]
+    sizes: ModelFlags,
+}
+
+impl Train {
+    pub fn run(&self, global: &Global) -> Result<()> {
+        let config = settings::of_training(self.config.as_deref(), &self.sizes, &self.text, &self.training)?;
+        OutputFolder::check(&self.model, self.overwrite)?;
+        let data = Data::load(config)?;
+        let transformer = Transformer::new(data.config.model.clone())?;
+        let settings = trainer_settings(&data.config)?;
+        let gpu = global.gpu()?;
+        note(&format!("adapter: {}", gpu.description()));
+        data.describe(&transformer);
+
+        let number = if data.training().precision == Precision::F16 { 2 } else { 4 };
+        let others = 1 << 20;
+        let bytes = transformer.layout().elements() as u64 * number + others;
+        let folder = OutputFolder::create(&self.model, self.overwrite, bytes)?;
+        let stop = Stop::on_interrupt()?;
+        let mut run = Run::new(gpu, data, transformer, settings, folder, stop)?;
+        run.train()?;
+        run.finish()
+    }
+}
+
+/// Text, as the settings say, ready to be learned.
+struct Data {
+    config: ModelConfig,
+    source: (Tokenizer, Vocabulary),
+    target: (Tokenizer, Vocabulary),
+    train: Batches,
+    pairs: usize,
+    /// The pairs for validation, those that fit the model, and their batches.
+    valid: Option<(Vec<Pair>, Batches)>,
+}
+
+impl Data {
+    fn load(mut config: ModelConfig) -> Result<Self> {
+        let training = config.training.clone().unwrap_or_default();
+        let (train, valid) = match training.task {
+            Some(Task::Dates) => {
+                let (train, valid) = dates::train_and_held_out(training.seed, DATES.0, DATES.1)?;
+                (train, Some(valid))
+            }
+            None if training.train.is_empty() => {
+                bail!(
+                    "nothing to train on: give a corpus (--train FILE.tsv, or --train SOURCE TARGET) or --task dates"
+                )
+            }
+            None => {
+                let valid = if training.valid.is_empty() { None } else { Some(read(&training.valid)?) };
+                (read(&training.train)?, valid)
+            }
+        };
+        let tokenizers = (config.text.source(), config.text.target());
+        let (source, target) = vocabularies(&mut config, &train, training.min_count)?;
+        config.model.source_vocabulary = source.len();
+        config.model.target_vocabulary = target.len();
+        config.model.validate()?;
+
+        let (source, target) = ((tokenizers.0, source), (tokenizers.1, target));
+        let mut options = BatchOptions {
+            size: match (training.batch_size, training.max_tokens) {
+                (Some(_), Some(_)) => bail!("batch_size and max_tokens exclude each other: give one of them"),
+                (_, Some(tokens)) => BatchSize::Tokens(tokens),
+                (pairs, None) => BatchSize::Sentences(pairs.unwrap_or(64)),
+            },
+            max_source: config.model.max_source,
+            max_target: config.model.max_target,
+            overlong: training.overlong,
+            ..Default::default()
+        };
+        let encode = |pairs: &[Pair]| encode_pairs(pairs, (&source.0, &source.1), (&target.0, &target.1));
+        let pairs = train.len();
+        let batches = Batches::new(encode(&train), &options)?;
+        warn_too_long("training", batches.too_long(), training.overlong);
+        // Fewer shapes: each of them has to be compiled for a few batches only.
+        options.max_buckets = 4;
+        let valid = match valid {
+            None => None,
+            Some(valid) => {
+                let batches = Batches::new(encode(&valid), &options)?;
+                warn_too_long("validation", batches.too_long(), training.overlong);
+                let lines: std::collections::HashSet<usize> =
+                    batches.examples().iter().map(|example| example.line).collect();
+                let fitting = valid.into_iter().filter(|pair| lines.contains(&pair.line)).collect();
+                Some((fitting, batches))
+            }
+        };
+        Ok(Data { config, source, target, train: batches, pairs, valid })
+    }
+
+    fn training(&self) -> TrainingConfig {
+        self.config.training.clone().unwrap_or_default()
+    }
+
+    fn describe(&self, transformer: &Transformer) {
+        let c = &self.config.model;
+        note(&format!(
+            "model: {} parameters, {}+{} layers, width {}, {} heads, feed-forward {}",
+            grouped(transformer.layout().elements() as u64),
+            c.encoder_layers,
+            c.decoder_layers,
+            c.width,
+            c.heads,
+            c.feed_forward
+        ));
+        note(&format!(
+            "data: {} ({} for validation), {} source and {} target symbols, {} an epoch, {:.0} % padding",
+            count(self.pairs, "pair"),
+            self.valid.as_ref().map_or("none".into(), |(pairs, _)| grouped(pairs.len() as u64)),
+            grouped(self.source.1.len() as u64),
+            grouped(self.target.1.len() as u64),
+            count(self.train.batches_per_epoch(), "batch").replace("batchs", "batches"),
+            100.0 * (1.0 - self.train.efficiency())
+        ));
+    }
+}
+
+fn read(files: &[String]) -> Result<Vec<Pair>> {
+    let corpus = match files {
+        [tsv] => Corpus::read_tsv(tsv)?,
+        [source, target] => Corpus::read_parallel(source, target)?,
+        _ => bail!("a corpus is one file or two, but {} are given", files.len()),
+    };
+    if corpus.skipped > 0 {
+        note(&format!("{}: {} with a blank side left out", files[0], count(corpus.skipped, "line")));
+    }
+    Ok(corpus.pairs)
+}
+
+/// The vocabularies of a corpus; the same one twice where the model needs one for both sides.
+fn vocabularies(
+    config: &mut ModelConfig,
+    pairs: &[Pair],
+    min_count: u64,
+) -> Result<(Vocabulary, Vocabulary)> {
+    let (source, target) = (config.text.source(), config.text.target());
+    let c = &config.model;
+    let texts = |side: fn(&Pair) -> &String| pairs.iter().map(move |pair| side(pair).as_str());
+    let (sources, targets) = (texts(|pair| &pair.source), texts(|pair| &pair.target));
+    if matches!(c.tying, Tying::All | Tying::Embeddings) {
+        if source != target {
+            return Err(anyhow!(
+                "tying: one vocabulary for both sides needs the same tokenizer and case for both; \
+                 choose another tying, or make the sides alike"
+            ));
+        }
+        let most = c.source_vocabulary.max(c.target_vocabulary);
+        let shared = Vocabulary::from_texts(&source, sources.chain(targets), most, min_count)?;
+        config.text.target_vocabulary_file = config.text.source_vocabulary_file.clone();
+        return Ok((shared.clone(), shared));
+    }
+    let source = Vocabulary::from_texts(&source, sources, c.source_vocabulary, min_count)?;
+    let target = Vocabulary::from_texts(&target, targets, c.target_vocabulary, min_count)?;
+    if config.text.source_vocabulary_file == config.text.target_vocabulary_file {
+        config.text.target_vocabulary_file = wgformer::model::TARGET_FILE.into();
+        config.text.source_vocabulary_file = wgformer::model::SOURCE_FILE.into();
+    }
+    Ok((source, target))
+}
+
+fn warn_too_long(corpus: &str, too_long: &[TooLong], overlong: Overlong) {
+    let done = if overlong == Overlong::Skip { "left out" } else { "cut" };
+    for TooLong { line, length, limit, side } in too_long.iter().take(WARNINGS) {
+        note(&format!("{corpus} line {line}: the {side} has {length} symbols, the most is {limit}: {done}"));
+    }
+    if too_long.len() > WARNINGS {
+        note(&format!("{corpus}: {} more are too long: {done}", count(too_long.len() - WARNINGS, "pair")));
+    }
+}
+
+fn trainer_settings(config: &ModelConfig) -> Result<TrainerSettings> {
+    let t = config.training.clone().unwrap_or_default();
+    let range = [("label_smoothing", t.label_smoothing), ("beta1", t.beta1), ("beta2", t.beta2)];
+    for (name, value) in range {
+        if !(0.0..1.0).contains(&value) {
+            return Err(anyhow!("{name}: {value} is not at least 0 and below 1"));
+        }
+    }
+    for (name, value) in [("clip", t.clip), ("weight_decay", t.weight_decay), ("epsilon", t.epsilon)] {
+        if !(value >= 0.0 && value.is_finite()) {
+            return Err(anyhow!("{name}: {value} is not 0 or above"));
+        }
+    }
+    let schedule = Schedule {
+        decay: t.schedule,
+        rate: t.learning_rate,
+        warmup: t.warmup,
+        steps: t.steps,
+        width: config.model.width,
+    };
+    schedule.validate()?;
+    Ok(TrainerSettings {
+        seed: t.seed,
+        schedule,
+        adam: AdamSettings {
+            beta1: t.beta1,
+            beta2: t.beta2,
+            eps: t.epsilon,
+            weight_decay: t.weight_decay,
+            ..AdamSettings::transformer()
+        },
+        clip_norm: (t.clip > 0.0).then_some(t.clip),
+        objective: Objective { label_smoothing: t.label_smoothing, ..Default::default() },
+    })
+}
+
+/// Sums over the steps since the last line of the metrics.
+#[derive(Default)]
+struct Window {
+    steps: u64,
+    loss: f64,
+    right: f64,
+    targets: u64,
+    tokens: u64,
+    time: Duration,
+}
+
+/// A training under way.
+struct Run {
+    gpu: Gpu,
+    data: Data,
+    trainer: Trainer,
+    folder: OutputFolder,
+    stop: Stop,
+    steps: u64,
+    metrics: Vec<Metrics>,
+    /// Where `metrics` was last written.
+    written: usize,
+    watch: Watch,
+}
+
+impl Run {
+    fn new(
+        gpu: Gpu,
+        data: Data,
+        transformer: Transformer,
+        settings: TrainerSettings,
+        folder: OutputFolder,
+        stop: Stop,
+    ) -> Result<Self> {
+        let mut trainer = Trainer::new(&gpu, transformer, settings)?;
+        let shapes = data.train.buckets();
+        let mut progress = Progress::new("compiling", shapes.len() as u64);
+        for (i, shape) in shapes.iter().enumerate() {
+            progress.at(i as u64, || "batch shapes compiled".to_string());
+            trainer.prepare(&[*shape])?;
+            stop.check()?;
+        }
+        let took = progress.end();
+        note(&format!(
+            "compiled: {} for {} in {}",
+            count(gpu.compile_stats().pipelines as usize, "kernel"),
+            count(shapes.len(), "batch shape"),
+            time(took)
+        ));
+        let steps = data.training().steps;
+        Ok(Run {
+            gpu,
+            data,
+            trainer,
+            folder,
+            stop,
+            steps,
+            metrics: Vec::new(),
+            written: 0,
+            watch: Watch::new(),
+        })
+    }
+
+    fn train(&mut self) -> Result<()> {
+        let training = self.data.training();
+        let every = (self.steps / 1000).max(1);
+        let mut progress = Progress::new("training", self.steps);
+        let mut window = Window::default();
+        let mut pending: VecDeque<(PendingStep, u64)> = VecDeque::new();
+        let (mut epoch, mut order) = (0, Vec::new().into_iter());
+        self.watch = Watch::new();
+        while self.trainer.steps() < self.steps && !self.stop.asked() {
+            let Some(rows) = order.next() else {
+                order = self.data.train.epoch(training.seed, epoch).into_iter();
+                epoch += 1;
+                continue;
+            };
+            let batch = self.data.train.batch(&rows);
+            let sources: u32 = batch.source_lengths.iter().take(batch.indices.len()).sum();
+            pending.push_back((self.trainer.step(&batch)?, u64::from(sources) + batch.tokens as u64));
+            let step = self.trainer.steps();
+            let due = training.validate_every > 0
+                && step.is_multiple_of(training.validate_every)
+                && step < self.steps;
+            let keep = if due { 0 } else { AHEAD };
+            while pending.len() > keep {
+                self.note_step(pending.pop_front(), &mut window, every, &mut progress)?;
+            }
+            if due {
+                self.checkpoint(&progress)?;
+            }
+        }
+        while !pending.is_empty() {
+            self.note_step(pending.pop_front(), &mut window, every, &mut progress)?;
+        }
+        self.watch.pause();
+        progress.end();
+        Ok(())
+    }
+
+    fn note_step(
+        &mut self,
+        pending: Option<(PendingStep, u64)>,
+        window: &mut Window,
+        every: u64,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let Some((pending, tokens)) = pending else { return Ok(()) };
+        let StepReport { step, learning_rate, loss, accuracy, targets, gradient_norm } = pending.wait()?;
+        window.steps += 1;
+        window.loss += loss;
+        window.right += accuracy * targets as f64;
+        window.targets += targets;
+        window.tokens += tokens;
+        let elapsed = self.watch.elapsed();
+        let took = elapsed.saturating_sub(window.time).as_secs_f64();
+        let metrics = Metrics {
+            step,
+            loss: window.loss / window.steps as f64,
+            accuracy: window.right / window.targets.max(1) as f64,
+            gradient_norm,
+            learning_rate,
+            tokens_per_second: window.tokens as f64 / took.max(1e-9),
+            validation: None,
+        };
+        let left = elapsed.mul_f64((self.steps - step) as f64 / step as f64);
+        progress.at(step, || progress::of_step(&metrics, left));
+        if step.is_multiple_of(every) || step == self.steps {
+            self.metrics.push(metrics);
+            *window = Window { time: elapsed, ..Default::default() };
+        }
+        Ok(())
+    }
+
+    /// Validates, where there is something to validate with, and saves.
+    fn checkpoint(&mut self, progress: &Progress) -> Result<()> {
+        self.watch.pause();
+        let step = self.trainer.steps();
+        if let Some(validation) = self.validate()? {
+            progress.say(&format!(
+                "step {}: validation loss {:.4}, {:.1} % of symbols right",
+                grouped(step),
+                validation.loss,
+                100.0 * validation.accuracy
+            ));
+            self.note_validation(validation);
+        }
+        self.save()?;
+        self.watch.resume();
+        Ok(())
+    }
+
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        let Some((_, batches)) = &self.data.valid else { return Ok(None) };
+        let rows = batches.epoch(0, 0);
+        let found = self.trainer.evaluate(rows.iter().map(|rows| batches.batch(rows)))?;
+        Ok(Some(Validation { loss: found.loss, accuracy: found.accuracy, ..Default::default() }))
+    }
+
+    fn note_validation(&mut self, validation: Validation) {
+        if let Some(last) = self.metrics.last_mut() {
+            last.validation = Some(validation);
+        }
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let parameters: HashMap<_, _> = self.trainer.parameters()?.into_iter().collect();
+        let model = Model {
+            config: self.data.config.clone(),
+            transformer: self.trainer.model().clone(),
+            parameters,
+            source: self.data.source.1.clone(),
+            target: self.data.target.1.clone(),
+        };
+        model.save(&self.folder, self.data.training().precision)?;
+        self.save_metrics()
+    }
+
+    fn save_metrics(&mut self) -> Result<()> {
+        let mut text = String::new();
+        for metrics in &self.metrics {
+            text.push_str(&metrics.to_json()?);
+            text.push('\n');
+        }
+        self.folder.write(METRICS_FILE, text.as_bytes())?;
+        self.written = self.metrics.len();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<()> {
+        let done = self.trainer.steps();
+        if done == 0 {
+            return Err(Interrupted.into());
+        }
+        self.save()?;
+        let at = self.folder.path().display().to_string();
+        if done < self.steps {
+            let (done, steps) = (grouped(done), grouped(self.steps));
+            return print(&format!("stopped by Ctrl-C after step {done} of {steps}; saved: {at}\n"));
+        }
+        let took = self.watch.elapsed();
+        note(&format!(
+            "trained: {} in {} ({:.1} ms a step)",
+            count(done as usize, "step"),
+            time(took),
+            took.as_secs_f64() * 1e3 / done as f64
+        ));
+        if let Some(mut validation) = self.validate()? {
+            print(&format!(
+                "validation: loss {:.4}, {:.1} % of symbols right\n",
+                validation.loss,
+                100.0 * validation.accuracy
+            ))?;
+            self.translate_held_out(&mut validation)?;
+            self.note_validation(validation);
+            self.save_metrics()?;
+        }
+        print(&format!("saved: {at} ({CONFIG_FILE}, weights, vocabularies, metrics)\n"))
+    }
+
+    /// Decodes pairs that were not trained on, scores them and shows some.
+    fn translate_held_out(&mut self, validation: &mut Validation) -> Result<()> {
+        let Some((pairs, _)) = &self.data.valid else { return Ok(()) };
+        let pairs = &pairs[..pairs.len().min(DECODED)];
+        let model = self.trainer.model().clone();
+        let max_length = model.config().max_target;
+        let memory = self.trainer.memory().clone();
+        let decoder = Decoder::with_memory(&self.gpu, model, memory, SpecialIds::default());
+        let mut translator =
+            Translator::with_decoder(decoder, self.data.source.clone(), self.data.target.clone());
+        let most = translator.max_source();
+        let mut progress = Progress::new("translating", pairs.len() as u64);
+        let mut said = Vec::new();
+        for part in pairs.chunks(DECODE_BATCH) {
+            progress.at(said.len() as u64, || "held-out sentences translated".to_string());
+            let sources: Vec<Vec<u32>> = part
+                .iter()
+                .map(|pair| {
+                    let mut ids = translator.encode(&pair.source);
+                    cut(&mut ids, most);
+                    ids
+                })
+                .collect();
+            said.extend(
+                translator.translate_ids(&sources, DecodeSettings { batch: DECODE_BATCH, max_length })?,
+            );
+        }
+        progress.end();
+        let right: Vec<&str> = pairs.iter().map(|pair| pair.target.as_str()).collect();
+        let mut text = String::new();
+        let shown = said.iter().zip(pairs).take(SHOWN);
+        if self.data.training().task.is_some() {
+            let share = text::exact_match(&said, &right)?;
+            validation.exact_match = Some(share);
+            let wide = shown.clone().map(|(_, pair)| pair.source.chars().count()).max().unwrap_or(0);
+            for (said, pair) in shown {
+                let right =
+                    if said == &pair.target { "right".into() } else { format!("wrong: {}", pair.target) };
+                text.push_str(&format!("  {:<wide$}  {said}  {right}\n", pair.source));
+            }
+            let exact = (share * said.len() as f64).round() as u64;
+            text.push_str(&format!(
+                "exact match: {:.1} % ({exact} of {} held-out dates)\n",
+                100.0 * share,
+                said.len()
+            ));
+        } else {
+            let bleu = text::bleu(&said, &right)?;
+            validation.bleu = Some(bleu.score);
+            for (said, pair) in shown {
+                text.push_str(&format!("  {}\n    {said}\n    reference: {}\n", pair.source, pair.target));
+            }
+            text.push_str(&format!("BLEU: {bleu} on {}\n", count(said.len(), "pair")));
+        }
+        print(&text)
+    }
+}
+
+/// Cuts a source to `most` ids, its end symbol kept.
+pub fn cut(ids: &mut Vec<u32>, most: usize) {
+    if ids.len() > most {
+        ids.drain(most.saturating_sub(1)..ids.len() - 1);
+    }
+}
