@@ -1,5 +1,8 @@
 //! The shader tests: `cargo test --release --test kernels -- [FILTER]`. No adapter is a failure.
 
+// `!(error <= bound)` is meant: NaN must fail.
+#![allow(clippy::neg_cmp_op_on_partial_ord)]
+
 mod cases;
 #[cfg(feature = "io")]
 mod golden;
