@@ -133,7 +133,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn every_verb_has_help_with_examples() {
     let here = Path::new(".");
-    for verb in ["info", "train", "translate", "plan"] {
+    for verb in ["info", "train", "translate", "plan", "check"] {
         let help = text(&succeeds(run(here, &[verb, "--help"])).stdout);
         assert!(help.contains("Examples:") && help.contains(&format!("wgformer {verb}")), "{help}");
     }
@@ -153,6 +153,66 @@ fn info_names_the_adapter_and_its_kernels() {
     let list: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(list[0]["limits"]["max_binding_bytes"].as_u64().unwrap() >= 128 << 20, "{said}");
     assert!(list[0]["kernels"]["matmul"].as_array().is_some_and(|variants| !variants.is_empty()), "{said}");
+}
+
+/// The folder of golden files.
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels-tests/golden")
+}
+
+#[test]
+fn check_compares_the_kernels_with_golden_files() {
+    let golden = golden();
+    let options = ["check", "--golden", golden.to_str().unwrap(), "--filter"];
+    let output = succeeds(run(Path::new("."), &[&options[..], &["softmax_"]].concat()));
+    let said = text(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 6, "{said}");
+    for line in &lines[..5] {
+        assert!(line.starts_with("softmax_") && line.contains("  ok  "), "{said}");
+    }
+    assert_eq!(lines[5], "5 passed, 0 failed");
+    assert!(text(&output.stderr).starts_with("adapter: "));
+    fails(Path::new("."), &[&options[..], &["nothing"]].concat(), &["no case's name contains", "nothing"]);
+}
+
+#[test]
+fn check_fails_where_a_golden_file_differs_or_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    fails(here, &["check", "--golden", "missing"], &["index.json", "there is no such file"]);
+    fs::write(here.join("index.json"), "{").unwrap();
+    fails(here, &["check", "--golden", "."], &["index.json", "is no valid JSON"]);
+    fs::write(here.join("index.json"), "{}").unwrap();
+    fails(here, &["check", "--golden", "."], &["names no case"]);
+    fs::write(
+        here.join("index.json"),
+        r#"{"softmax_3x7": {}, "softmax_other": {}, "sofa_1": {}, "gelu_tanh": {}}"#,
+    )
+    .unwrap();
+    for name in ["softmax_3x7", "gelu_tanh"] {
+        let name = format!("{name}.safetensors");
+        fs::copy(golden().join(&name), here.join(&name)).unwrap();
+    }
+    fs::copy(golden().join("softmax_3x7.safetensors"), here.join("sofa_1.safetensors")).unwrap();
+    // The last tensor's last element, in the highest byte.
+    let mut bytes = fs::read(here.join("softmax_3x7.safetensors")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(here.join("softmax_3x7.safetensors"), bytes).unwrap();
+    let output = run(here, &["check", "--golden", "."]);
+    assert!(error_of(&output).contains("3 of 4 cases failed"));
+    let said = text(&output.stdout);
+    let expected = [
+        ("gelu_tanh ", "ok"),
+        ("sofa_1 ", "no known kind"),
+        ("softmax_3x7 ", "FAILED"),
+        ("softmax_other ", "there is no such file"),
+        ("1 passed, 3 failed", ""),
+    ];
+    assert_eq!(said.lines().count(), expected.len(), "{said}");
+    for (line, (start, part)) in said.lines().zip(expected) {
+        assert!(line.starts_with(start) && line.contains(part), "{said}");
+    }
 }
 
 #[test]

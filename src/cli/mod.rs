@@ -1,6 +1,7 @@
 //! The command line: one file for each verb. Results go to standard output, all else to standard error; an error is one
 //! line and exit status 1, wrong usage is status 2.
 
+mod check;
 mod device;
 mod info;
 mod output;
@@ -59,6 +60,8 @@ enum Verb {
     Translate(translate::Translate),
     /// Show what a step of a model does on a device: dispatches, memory, operations
     Plan(Box<plan::PlanArgs>),
+    /// Compare the kernels with outputs of other software
+    Check(check::Check),
 }
 
 pub fn main() -> ExitCode {
@@ -75,6 +78,7 @@ pub fn main() -> ExitCode {
         Verb::Train(train) => train.run(&cli.global),
         Verb::Translate(translate) => translate.run(&cli.global),
         Verb::Plan(plan) => plan.run(&cli.global),
+        Verb::Check(check) => check.run(&cli.global),
     });
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
