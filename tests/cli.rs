@@ -552,13 +552,12 @@ fn half_precision_saves_half_the_bytes_and_still_translates() {
     succeeds(run(folder.path(), &["translate", "--model", "model", "3.3.1999"]));
 }
 
+/// Starts a training that validates every other step, and interrupts it after the first validation.
 #[cfg(unix)]
-#[test]
-fn ctrl_c_ends_after_the_step_and_saves() {
-    let folder = tempfile::tempdir().unwrap();
+fn interrupted(folder: &Path, steps: &str) -> Output {
     let mut child = wgformer()
-        .current_dir(folder.path())
-        .args(["train", "--model", "model", "--steps", "10000000", "--validate-every", "2"])
+        .current_dir(folder)
+        .args(["train", "--model", "model", "--steps", steps, "--validate-every", "2"])
         .args(TINY.iter().take(TINY.len() - 2).chain(CHARACTERS))
         .args([OsStr::new("--train"), corpus().as_os_str(), OsStr::new("--valid"), corpus().as_os_str()])
         .stdout(Stdio::piped())
@@ -581,8 +580,56 @@ fn ctrl_c_ends_after_the_step_and_saves() {
     let output = child.wait_with_output().unwrap();
     let rest = reader.join().unwrap();
     assert_eq!(output.status.code(), Some(0), "{rest}");
+    output
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_after_the_step_and_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = interrupted(folder.path(), "10000000");
     assert!(text(&output.stdout).contains("stopped by Ctrl-C after step"), "{}", text(&output.stdout));
     succeeds(run(folder.path(), &["translate", "--model", "model", "3.3.1999"]));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_training_goes_on_as_if_it_had_not_been() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = interrupted(folder.path(), "60");
+    assert!(
+        text(&output.stdout).contains("stopped by Ctrl-C"),
+        "60 steps were too few: {}",
+        text(&output.stdout)
+    );
+    fails(
+        folder.path(),
+        &["train", "--resume", "--model", "model", "--steps", "9"],
+        &["leave out the others"],
+    );
+    let resumed = succeeds(run(folder.path(), &["train", "--resume", "--model", "model"]));
+    assert!(text(&resumed.stderr).contains("resumed after step"), "{}", text(&resumed.stderr));
+    fails(folder.path(), &["train", "--resume", "--model", "model"], &["holds no interrupted training"]);
+
+    let config = folder.path().join("model/config.toml");
+    succeeds(run(folder.path(), &["train", "--config", config.to_str().unwrap(), "--model", "whole"]));
+    for name in ["model.safetensors", "config.toml"] {
+        let read = |model: &str| fs::read(folder.path().join(model).join(name)).unwrap();
+        assert!(read("model") == read("whole"), "{name}");
+    }
+    let names = |model: &str| names(&folder.path().join(model));
+    assert_eq!(names("model"), names("whole"));
+    // The numbers of each step, too, but for the speed.
+    let losses = |model: &str| -> Vec<(u64, String)> {
+        let text = fs::read_to_string(folder.path().join(model).join("metrics.jsonl")).unwrap();
+        let line = |line: &str| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            (line["step"].as_u64().unwrap(), format!("{} {}", line["loss"], line["validation"]))
+        };
+        text.lines().map(line).collect()
+    };
+    assert_eq!(losses("model").len(), 60);
+    assert_eq!(losses("model"), losses("whole"));
 }
 
 #[test]

@@ -19,7 +19,6 @@ pub fn cases() -> Vec<Case> {
         (3, 1025),
         (2, 4099),
         (1, 32_000),
-        (2100, 72),
     ] {
         for forbid in [0, 1, 0x8000_0005] {
             cases.push(

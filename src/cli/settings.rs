@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use toml::{Table, Value};
 use wgformer::model::{ModelConfig, Task, TextConfig, TrainingConfig};
-use wgformer::nn::{PRESETS, TransformerConfig};
+use wgformer::nn::{NormPlacement, PRESETS, TransformerConfig};
 use wgformer::text::{TokenizerKind, dates};
+use wgformer::train::Decay;
 
 /// The highest number that a TOML file can hold.
 const MOST: u64 = i64::MAX as u64;
@@ -33,13 +34,13 @@ pub struct ModelFlags {
     /// Width of the feed-forward sub-layers
     #[arg(long, value_name = "N")]
     feed_forward: Option<usize>,
-    /// LayerNorm before or after each sub-layer [default: post]
+    /// LayerNorm before or after each sub-layer [default: post; dates: pre]
     #[arg(long, value_parser = ["pre", "post"])]
     norm: Option<String>,
     /// Activation of the feed-forward sub-layers [default: relu]
     #[arg(long, value_parser = ["relu", "gelu", "gelu-tanh", "silu"])]
     activation: Option<String>,
-    /// Dropout probability, also that of attention
+    /// Dropout probability, also that of attention [default: 0.1; big: 0.3; dates: 0]
     #[arg(long, value_name = "P")]
     dropout: Option<f64>,
     /// How positions are told [default: sinusoidal]
@@ -100,7 +101,7 @@ pub struct TrainingFlags {
     /// Tokens a batch, both sides and padding included [default: 4096 for corpora]
     #[arg(long, value_name = "N", conflicts_with = "batch_size")]
     max_tokens: Option<usize>,
-    /// The highest learning rate [default: (4000 width)^-0.5; with noam: 1]
+    /// The highest learning rate [default: (4000 width)^-0.5; dates: 0.003; with noam: 1]
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
     /// The learning rate after the warm-up [default: cosine]
@@ -197,6 +198,13 @@ pub fn of_training(
     Ok(config)
 }
 
+/// Whether any option was given.
+pub fn any_given(model: &ModelFlags, text: &TextFlags, training: &TrainingFlags) -> Result<bool> {
+    let tables = [table(model)?, table(text)?, table(training)?];
+    let others = model.preset.is_some() || model.layers.is_some() || training.half;
+    Ok(others || tables.iter().any(|table| !table.is_empty()))
+}
+
 /// A model of these options, with these vocabularies where none are given.
 pub fn of_model(flags: &ModelFlags, vocabulary: usize) -> Result<TransformerConfig> {
     let mut given = Table::new();
@@ -257,7 +265,11 @@ fn defaults(preset: &str, dates: bool) -> Result<ModelConfig> {
         (config.text.source_tokenizer, config.text.target_tokenizer) =
             (TokenizerKind::Characters, TokenizerKind::Characters);
         let training = config.training.get_or_insert_default();
-        (training.task, training.steps, training.label_smoothing) = (Some(Task::Dates), 1000, 0.0);
+        (training.task, training.steps) = (Some(Task::Dates), 1000);
+        // Few steps, each with new data: a high rate, for which pre-norm is the stable form, and nothing to regularise.
+        (training.learning_rate, training.label_smoothing) = (3e-3, 0.0);
+        (config.model.norm, config.model.final_norm) = (NormPlacement::Pre, true);
+        (config.model.dropout, config.model.attention_dropout) = (0.0, 0.0);
     }
     Ok(config)
 }
@@ -274,9 +286,9 @@ fn dependent_defaults(config: &mut ModelConfig, given: &Table, dates: bool) {
             false => training.max_tokens = Some(4096),
         }
     }
-    if unset("learning_rate") {
+    if unset("learning_rate") && (!dates || training.schedule == Decay::Noam) {
         // The highest rate of the paper's formula (section 5.3) with its 4,000 steps of warm-up.
-        let noam = training.schedule == wgformer::train::Decay::Noam;
+        let noam = training.schedule == Decay::Noam;
         let rate = (4000.0 * width.max(1) as f64).powf(-0.5);
         training.learning_rate = if noam { 1.0 } else { (rate * 1e5).round() / 1e5 };
     }
@@ -291,7 +303,7 @@ fn dependent_defaults(config: &mut ModelConfig, given: &Table, dates: bool) {
 /// Without a last LayerNorm, the sums of a pre-norm stack would reach the output as they are.
 fn pre_norm_ends_normal(config: &mut TransformerConfig, given: &Table) {
     if given_key(given, "model", "final_norm").is_none() {
-        config.final_norm = config.norm == wgformer::nn::NormPlacement::Pre;
+        config.final_norm = config.norm == NormPlacement::Pre;
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use wgformer::gpu::Gpu;
 use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
 use wgformer::model::{
-    CONFIG_FILE, METRICS_FILE, Metrics, Model, ModelConfig, OutputFolder, Precision, Task, TrainingConfig,
-    Translator, Validation,
+    CONFIG_FILE, Files, Folder, METRICS_FILE, Metrics, Model, ModelConfig, OutputFolder, Precision,
+    STATE_FILE, Task, TrainingConfig, Translator, Validation, load_state, save_state,
 };
 use wgformer::nn::{Objective, Transformer, Tying};
 use wgformer::ops::optimizer::AdamSettings;
@@ -44,7 +44,8 @@ Examples:
   Two files whose lines belong together, settings from a file, one of them changed:
     wgformer train --train train.de train.en --config small.toml --dropout 0.3 --model de-en
 
-Ctrl-C ends after the step and saves the model; a second one ends at once.";
+Ctrl-C ends after the step and saves the model; a second one ends at once. Go on later:
+    wgformer train --resume --model de-en";
 
 /// Options of `wgformer train`.
 #[derive(Debug, Args)]
@@ -59,6 +60,9 @@ pub struct Train {
     /// Overwrite a model that is in the folder
     #[arg(long)]
     overwrite: bool,
+    /// Go on with the training in the folder that was interrupted, with its settings
+    #[arg(long, conflicts_with_all = ["config", "overwrite"])]
+    resume: bool,
     #[command(flatten)]
     training: TrainingFlags,
     #[command(flatten)]
@@ -69,23 +73,50 @@ pub struct Train {
 
 impl Train {
     pub fn run(&self, global: &Global) -> Result<()> {
-        let config = settings::of_training(self.config.as_deref(), &self.sizes, &self.text, &self.training)?;
-        OutputFolder::check(&self.model, self.overwrite)?;
-        let data = Data::load(config)?;
+        let config = match self.resume {
+            true => self.interrupted()?,
+            false => {
+                OutputFolder::check(&self.model, self.overwrite)?;
+                settings::of_training(self.config.as_deref(), &self.sizes, &self.text, &self.training)?
+            }
+        };
+        let data = Data::load(config.clone())?;
+        if self.resume && data.config != config {
+            bail!("{}: the corpus has changed since the training was interrupted", self.model.display());
+        }
         let transformer = Transformer::new(data.config.model.clone())?;
         let settings = trainer_settings(&data.config)?;
         let gpu = global.gpu()?;
         note(&format!("adapter: {}", gpu.description()));
         data.describe(&transformer);
 
+        // Parameters, and once more with two moments for `--resume`; and all that is small.
         let number = if data.training().precision == Precision::F16 { 2 } else { 4 };
-        let others = 1 << 20;
-        let bytes = transformer.layout().elements() as u64 * number + others;
-        let folder = OutputFolder::create(&self.model, self.overwrite, bytes)?;
+        let bytes = transformer.layout().elements() as u64 * (number + 12) + (1 << 20);
+        let folder = match self.resume {
+            true => OutputFolder::reopen(&self.model, bytes)?,
+            false => OutputFolder::create(&self.model, self.overwrite, bytes)?,
+        };
         let stop = Stop::on_interrupt()?;
         let mut run = Run::new(gpu, data, transformer, settings, folder, stop)?;
+        if self.resume {
+            run.resume(&Folder::open(&self.model)?)?;
+        }
         run.train()?;
         run.finish()
+    }
+
+    /// The settings of the training to go on with.
+    fn interrupted(&self) -> Result<ModelConfig> {
+        if settings::any_given(&self.sizes, &self.text, &self.training)? {
+            bail!("--resume goes on with the settings in the folder: leave out the others");
+        }
+        let files = Folder::open(&self.model)?;
+        let config = ModelConfig::read(&files)?;
+        if config.training.is_none() || !files.path(STATE_FILE).exists() {
+            bail!("{}: holds no interrupted training ({STATE_FILE} is missing)", self.model.display());
+        }
+        Ok(config)
     }
 }
 
@@ -292,8 +323,8 @@ struct Run {
     stop: Stop,
     steps: u64,
     metrics: Vec<Metrics>,
-    /// Where `metrics` was last written.
-    written: usize,
+    /// The steps that were done before, by the training that is resumed.
+    begun_at: u64,
     watch: Watch,
 }
 
@@ -330,23 +361,36 @@ impl Run {
             stop,
             steps,
             metrics: Vec::new(),
-            written: 0,
+            begun_at: 0,
             watch: Watch::new(),
         })
     }
 
+    /// Goes on where an interrupted training stopped.
+    fn resume(&mut self, files: &Folder) -> Result<()> {
+        load_state(&mut self.trainer, files)?;
+        let step = self.trainer.steps();
+        self.metrics = Metrics::read(files, step);
+        note(&format!("resumed after step {} of {}", grouped(step), grouped(self.steps)));
+        Ok(())
+    }
+
     fn train(&mut self) -> Result<()> {
         let training = self.data.training();
+        self.begun_at = self.trainer.steps();
         let every = (self.steps / 1000).max(1);
         let mut progress = Progress::new("training", self.steps);
         let mut window = Window::default();
         let mut pending: VecDeque<(PendingStep, u64)> = VecDeque::new();
-        let (mut epoch, mut order) = (0, Vec::new().into_iter());
+        let per_epoch = self.data.train.batches_per_epoch() as u64;
+        let mut epoch = self.begun_at / per_epoch;
+        let mut order = self.data.train.epoch(training.seed, epoch).into_iter();
+        order.by_ref().take((self.begun_at % per_epoch) as usize).for_each(drop);
         self.watch = Watch::new();
         while self.trainer.steps() < self.steps && !self.stop.asked() {
             let Some(rows) = order.next() else {
-                order = self.data.train.epoch(training.seed, epoch).into_iter();
                 epoch += 1;
+                order = self.data.train.epoch(training.seed, epoch).into_iter();
                 continue;
             };
             let batch = self.data.train.batch(&rows);
@@ -397,7 +441,7 @@ impl Run {
             tokens_per_second: window.tokens as f64 / took.max(1e-9),
             validation: None,
         };
-        let left = elapsed.mul_f64((self.steps - step) as f64 / step as f64);
+        let left = elapsed.mul_f64((self.steps - step) as f64 / (step - self.begun_at) as f64);
         progress.at(step, || progress::of_step(&metrics, left));
         if step.is_multiple_of(every) || step == self.steps {
             self.metrics.push(metrics);
@@ -420,6 +464,7 @@ impl Run {
             self.note_validation(validation);
         }
         self.save()?;
+        save_state(&self.trainer, &self.folder)?;
         self.watch.resume();
         Ok(())
     }
@@ -456,9 +501,7 @@ impl Run {
             text.push_str(&metrics.to_json()?);
             text.push('\n');
         }
-        self.folder.write(METRICS_FILE, text.as_bytes())?;
-        self.written = self.metrics.len();
-        Ok(())
+        Ok(self.folder.write(METRICS_FILE, text.as_bytes())?)
     }
 
     fn finish(mut self) -> Result<()> {
@@ -469,15 +512,20 @@ impl Run {
         self.save()?;
         let at = self.folder.path().display().to_string();
         if done < self.steps {
+            save_state(&self.trainer, &self.folder)?;
             let (done, steps) = (grouped(done), grouped(self.steps));
-            return print(&format!("stopped by Ctrl-C after step {done} of {steps}; saved: {at}\n"));
+            return print(&format!(
+                "stopped by Ctrl-C after step {done} of {steps}; saved: {at} (go on with: wgformer train --resume \
+                 --model {at})\n"
+            ));
         }
+        self.folder.remove(STATE_FILE)?;
         let took = self.watch.elapsed();
         note(&format!(
             "trained: {} in {} ({:.1} ms a step)",
-            count(done as usize, "step"),
+            count((done - self.begun_at) as usize, "step"),
             time(took),
-            took.as_secs_f64() * 1e3 / done as f64
+            took.as_secs_f64() * 1e3 / (done - self.begun_at).max(1) as f64
         ));
         if let Some(mut validation) = self.validate()? {
             print(&format!(

@@ -1,7 +1,7 @@
 //! `config.toml`: all settings of a model, and how it was made.
 
 use super::files::Files;
-use super::{CONFIG_FILE, METRICS_FILE, SOURCE_FILE, TARGET_FILE, WEIGHTS_FILE};
+use super::{CONFIG_FILE, METRICS_FILE, SOURCE_FILE, STATE_FILE, TARGET_FILE, WEIGHTS_FILE};
 use crate::nn::TransformerConfig;
 use crate::text::{Overlong, Tokenizer, TokenizerKind, Vocabulary, vocab};
 use crate::train::Decay;
@@ -71,7 +71,7 @@ impl TextConfig {
         for (setting, name) in names {
             // A folder from elsewhere must not lead out of itself, and a vocabulary must not replace another file.
             let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0']);
-            if !plain || [CONFIG_FILE, WEIGHTS_FILE, METRICS_FILE].contains(&name.as_str()) {
+            if !plain || [CONFIG_FILE, WEIGHTS_FILE, METRICS_FILE, STATE_FILE].contains(&name.as_str()) {
                 return Err(Error::config(setting, format!("{name:?} is no name for a vocabulary's file")));
             }
         }

@@ -34,6 +34,16 @@ impl OutputFolder {
         Ok(())
     }
 
+    /// The folder of a model that is there already, to be written to again.
+    ///
+    /// # Errors
+    /// When there is no such folder, or it cannot be written to.
+    pub fn reopen(path: impl Into<PathBuf>, bytes: u64) -> Result<Self> {
+        let path = path.into();
+        fs::probe(&path, bytes)?;
+        Ok(OutputFolder { path, made: Vec::new() })
+    }
+
     /// Makes the folder where there is none, and checks that `bytes` can be written to it.
     ///
     /// # Errors
@@ -61,6 +71,20 @@ impl OutputFolder {
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes the file `name`, where there is one.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file(path, format!("cannot be removed: {error}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes the file `name`: all of it or nothing.

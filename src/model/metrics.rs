@@ -1,7 +1,12 @@
 //! `metrics.jsonl`: the numbers of a training.
 
+use super::METRICS_FILE;
+use super::files::Files;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
+
+/// The most bytes of the file.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// The numbers of a few steps of a training: one line of `metrics.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,6 +44,14 @@ pub struct Validation {
 }
 
 impl Metrics {
+    /// Reads the lines of the file up to a step. What is no such line ends it: the file is for people and plots.
+    pub fn read(files: &dyn Files, step: u64) -> Vec<Self> {
+        let Ok(bytes) = files.read(METRICS_FILE, MAX_FILE_BYTES) else { return Vec::new() };
+        let lines =
+            bytes.split(|&b| b == b'\n').map_while(|line| serde_json::from_slice::<Metrics>(line).ok());
+        lines.take_while(|metrics| metrics.step <= step).collect()
+    }
+
     /// The line of the file, without its end.
     ///
     /// # Errors

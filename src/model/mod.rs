@@ -6,6 +6,7 @@
 //! | `model.safetensors` | the parameters by name, 32-bit or 16-bit floats |
 //! | `source.vocab`, `target.vocab` | the vocabularies; one file where both sides share it |
 //! | `metrics.jsonl` | [`Metrics`], one JSON object a line |
+//! | `training.safetensors` | parameters and moments, while the training is unfinished: see [`save_state`] |
 //!
 //! A folder may come from anywhere: every size is bounded, and every tensor is checked against the settings, before
 //! anything is done with it. Files are written beside the old ones and renamed: a reader finds the old or the new.
@@ -14,6 +15,7 @@ mod config;
 mod files;
 mod folder;
 mod metrics;
+mod state;
 mod translator;
 mod weights;
 
@@ -21,6 +23,7 @@ pub use config::{Lowercase, ModelConfig, Precision, Task, TextConfig, TrainingCo
 pub use files::{Embedded, Files, Folder};
 pub use folder::OutputFolder;
 pub use metrics::{Metrics, Validation};
+pub use state::{load_state, save_state};
 pub use translator::Translator;
 
 use crate::nn::Transformer;
@@ -35,6 +38,8 @@ pub const CONFIG_FILE: &str = "config.toml";
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The file with the numbers of the training.
 pub const METRICS_FILE: &str = "metrics.jsonl";
+/// The file that an unfinished training goes on from.
+pub const STATE_FILE: &str = "training.safetensors";
 /// The file with the source vocabulary, or the only one.
 pub const SOURCE_FILE: &str = "source.vocab";
 /// The file with the target vocabulary.

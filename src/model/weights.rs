@@ -60,6 +60,16 @@ pub(super) fn read(files: &dyn Files, layout: &ParameterLayout) -> Result<HashMa
 }
 
 fn from_bytes(bytes: &[u8], path: &Path, layout: &ParameterLayout) -> Result<HashMap<String, HostTensor>> {
+    let expected: Vec<_> = layout.parameters().iter().map(|p| (p.name.as_str(), p.shape.clone())).collect();
+    Ok(tensors(bytes, path, &expected)?.0)
+}
+
+/// The tensors of a file, exactly those that are expected, as 32-bit floats; and the texts in its header.
+pub(super) fn tensors(
+    bytes: &[u8],
+    path: &Path,
+    expected: &[(&str, Shape)],
+) -> Result<(HashMap<String, HostTensor>, HashMap<String, String>)> {
     let file = |problem: String| Error::file(path, problem);
     let (header, metadata) = match SafeTensors::read_metadata(bytes) {
         Ok(read) => read,
@@ -73,18 +83,15 @@ fn from_bytes(bytes: &[u8], path: &Path, layout: &ParameterLayout) -> Result<Has
             return Err(file(problem));
         }
     };
-    let tensors = metadata.tensors();
-    let mut parameters = HashMap::new();
-    for p in layout.parameters() {
-        let Some(info) = tensors.get(&p.name) else {
-            return Err(file(format!("the tensor {} {} is missing", p.name, p.shape)));
+    let found = metadata.tensors();
+    let mut tensors = HashMap::new();
+    for (name, shape) in expected {
+        let Some(info) = found.get(*name) else {
+            return Err(file(format!("the tensor {name} {shape} is missing")));
         };
-        if info.shape != p.shape.dims() {
+        if info.shape != shape.dims() {
             let got = shape_text(&info.shape);
-            return Err(file(format!(
-                "the tensor {} has the shape {got}, but should have {}",
-                p.name, p.shape
-            )));
+            return Err(file(format!("the tensor {name} has the shape {got}, but should have {shape}")));
         }
         // In bounds: the crate has checked it.
         let data = &bytes[8 + header + info.data_offsets.0..8 + header + info.data_offsets.1];
@@ -95,22 +102,21 @@ fn from_bytes(bytes: &[u8], path: &Path, layout: &ParameterLayout) -> Result<Has
             Dtype::F16 => data.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
             Dtype::BF16 => data.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
             other => {
-                let problem =
-                    format!("the tensor {} has numbers of type {other}, not F32, F16 or BF16", p.name);
+                let problem = format!("the tensor {name} has numbers of type {other}, not F32, F16 or BF16");
                 return Err(file(problem));
             }
         };
         if let Some(x) = values.iter().find(|x| !x.is_finite()) {
-            return Err(file(format!("the tensor {} holds {x}", p.name)));
+            return Err(file(format!("the tensor {name} holds {x}")));
         }
-        parameters.insert(p.name.clone(), HostTensor::f32(p.shape.clone(), values));
+        tensors.insert(name.to_string(), HostTensor::f32(shape.clone(), values));
     }
-    let mut extra: Vec<&String> = tensors.keys().filter(|name| layout.get(name).is_none()).collect();
+    let mut extra: Vec<&String> = found.keys().filter(|name| !tensors.contains_key(*name)).collect();
     extra.sort();
     if let Some(name) = extra.first() {
         return Err(file(format!("the tensor {name} is none of the model that config.toml describes")));
     }
-    Ok(parameters)
+    Ok((tensors, metadata.metadata().clone().unwrap_or_default()))
 }
 
 fn shape_text(shape: &[usize]) -> String {

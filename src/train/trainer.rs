@@ -6,7 +6,7 @@ use crate::nn::{BatchShape, LossGraph, Objective, Optimizer, Transformer, page_n
 use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
 use crate::text::Batch;
-use crate::{Error, HostTensor, Result, Shape};
+use crate::{Error, HostTensor, Result, Shape, TensorType};
 use std::collections::HashMap;
 
 /// How a model is trained.
@@ -239,6 +239,46 @@ impl Trainer {
         }
         let n = sums[2].max(1.0);
         Ok(Evaluation { loss: sums[0] / n, accuracy: sums[1] / n, targets: sums[2] as u64 })
+    }
+
+    /// The names and lengths of the pages that the next step depends on: parameters and moments.
+    pub fn state_layout(&self) -> Vec<(String, usize)> {
+        let pages = self.model.layout().pages();
+        let names = ["parameters", "adam.m", "adam.v"];
+        names
+            .iter()
+            .flat_map(|what| pages.iter().enumerate().map(|(i, &n)| (page_name(what, i), n)))
+            .collect()
+    }
+
+    /// All that the next step depends on, beside the settings and [`Trainer::steps`]. Only after [`Trainer::prepare`] or
+    /// a step.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn state(&self) -> Result<Vec<(String, HostTensor)>> {
+        let layout = self.state_layout().into_iter();
+        layout.map(|(name, _)| self.memory.read(&name).map(|page| (name, page))).collect()
+    }
+
+    /// Goes on from [`Trainer::state`] after `step` steps: the next steps are those that the other trainer would have
+    /// done, bit by bit on the same adapter.
+    ///
+    /// # Errors
+    /// When a page is missing or has another length, or the device failed.
+    pub fn restore(&mut self, step: u64, state: &HashMap<String, HostTensor>) -> Result<()> {
+        for (name, n) in self.state_layout() {
+            let want = TensorType::f32([n]);
+            match state.get(&name) {
+                Some(page) if page.ty() == want => self.memory.write(&name, page)?,
+                other => {
+                    let got = other.map_or("nothing".to_string(), |page| page.ty().to_string());
+                    return Err(Error::shape("training state", name, want, got));
+                }
+            }
+        }
+        self.step = step;
+        Ok(())
     }
 
     /// All parameters by name, read from the device.
