@@ -108,7 +108,7 @@ pub(super) fn cross_entropy(device: &Device, case: &CaseData, comparison: &mut C
 /// What a case says of who may attend to whom.
 pub(super) struct Masks {
     pub causal: bool,
-    /// u32[B] or u32[B, T, S].
+    /// `u32[B]` or `u32[B, T, S]`.
     keys: Option<HostTensor>,
     bias: Option<HostTensor>,
 }

@@ -17,7 +17,7 @@ pub struct Builder<'a, 'p> {
     pub parameters: &'a mut Parameters<'p>,
     /// The settings.
     pub config: &'a TransformerConfig,
-    /// The input u32[2] (seed, step) of dropout; `None` leaves dropout out.
+    /// The input `u32[2]` (seed, step) of dropout; `None` leaves dropout out.
     pub seed: Option<ValueId>,
     sites: u32,
 }

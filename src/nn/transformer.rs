@@ -66,29 +66,29 @@ pub struct Optimizer {
 pub struct LossGraph {
     /// The graph.
     pub graph: Graph,
-    /// u32[B, S]: source ids, padded with [`PAD`].
+    /// `u32[B, S]`: source ids, padded with [`PAD`].
     pub source: ValueId,
-    /// u32[B]: source lengths.
+    /// `u32[B]`: source lengths.
     pub source_lengths: ValueId,
-    /// u32[B, T]: what the decoder is given, begin symbol first.
+    /// `u32[B, T]`: what the decoder is given, begin symbol first.
     pub decoder_input: ValueId,
-    /// u32[B, T]: what it should say, end symbol last; padding is ignored.
+    /// `u32[B, T]`: what it should say, end symbol last; padding is ignored.
     pub targets: ValueId,
-    /// u32[2]: seed and step, for dropout. `None` in an evaluation.
+    /// `u32[2]`: seed and step, for dropout. `None` in an evaluation.
     pub seed: Option<ValueId>,
-    /// f32[4]: what changes per step for the optimiser (see [`optimizer::adam`]).
+    /// `f32[4]`: what changes per step for the optimiser (see [`optimizer::adam`]).
     pub schedule: Option<ValueId>,
-    /// f32[B, S, C]: the encoder's output.
+    /// `f32[B, S, C]`: the encoder's output.
     pub memory: ValueId,
-    /// f32[B T, C]: the decoder's output.
+    /// `f32[B T, C]`: the decoder's output.
     pub decoded: ValueId,
-    /// f32[.., V]: the logits, in chunks of rows.
+    /// `f32[.., V]`: the logits, in chunks of rows.
     pub logits: Vec<ValueId>,
-    /// f32[1]: the mean loss over the targets.
+    /// `f32[1]`: the mean loss over the targets.
     pub loss: ValueId,
-    /// f32[3]: sum of the losses, number of right predictions, number of targets.
+    /// `f32[3]`: sum of the losses, number of right predictions, number of targets.
     pub stats: ValueId,
-    /// f32[2]: global norm of the gradients before clipping, and the factor of the clipping.
+    /// `f32[2]`: global norm of the gradients before clipping, and the factor of the clipping.
     pub gradient_norm: Option<ValueId>,
     /// The gradient pages, in a training step.
     pub gradients: Vec<ValueId>,
@@ -106,9 +106,9 @@ impl LossGraph {
 pub struct EncodeGraph {
     /// The graph.
     pub graph: Graph,
-    /// u32[B, S].
+    /// `u32[B, S]`.
     pub source: ValueId,
-    /// u32[B].
+    /// `u32[B]`.
     pub source_lengths: ValueId,
 }
 
@@ -117,15 +117,15 @@ pub struct EncodeGraph {
 pub struct DecodeGraph {
     /// The graph.
     pub graph: Graph,
-    /// u32[B].
+    /// `u32[B]`.
     pub source_lengths: ValueId,
-    /// u32[1]: how many symbols were said before.
+    /// `u32[1]`: how many symbols were said before.
     pub position: ValueId,
-    /// u32[B]: position + 1.
+    /// `u32[B]`: position + 1.
     pub target_lengths: ValueId,
-    /// The name of the state u32[B, 1] with the last symbol of each row; the begin symbols to start with.
+    /// The name of the state `u32[B, 1]` with the last symbol of each row; the begin symbols to start with.
     pub token: String,
-    /// u32[B]: the symbol said.
+    /// `u32[B]`: the symbol said.
     pub next: ValueId,
 }
 

@@ -95,7 +95,8 @@ impl AttentionInputs {
 
 /// Attention: `[B, T, H D]`.
 ///
-/// out[b,t,h] = sum_s P[b,h,t,s] v[b,s,h], P = dropout(softmax over s of (scale q[b,t,h] . k[b,s,h] + bias[h,t,s])).
+/// `out[b,t,h] = sum_s P[b,h,t,s] v[b,s,h]`, with
+/// `P = dropout(softmax over s of (scale q[b,t,h] . k[b,s,h] + bias[h,t,s]))`.
 ///
 /// # Errors
 /// When shapes do not fit, a head is wider than 256, or dropout has no seed.

@@ -16,7 +16,7 @@ struct Params {
     positions: u32,
 }
 
-/// Inputs: the cache [B, Smax, ..], the rows [B, T, ..], and the first position u32[1] if `offset`.
+/// Inputs: the cache [B, Smax, ..], the rows [B, T, ..], and the first position `u32[1]` if `offset`.
 #[derive(Debug)]
 struct CacheWrite {
     offset: bool,

@@ -37,7 +37,7 @@ pub struct Loss {
     pub stats: ValueId,
 }
 
-/// Inputs: logits [.., V], targets [..], inv_count [1]. Outputs: loss [1], stats [3], d_logits like logits.
+/// Inputs: logits [.., V], targets [..], inv_count `[1]`. Outputs: loss `[1]`, stats `[3]`, d_logits like logits.
 #[derive(Debug)]
 struct CrossEntropyOp(CrossEntropy);
 
@@ -168,7 +168,7 @@ fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
     }
 }
 
-/// Input: targets. Output: [1].
+/// Input: targets. Output: `[1]`.
 #[derive(Debug)]
 struct CountTargets {
     ignore: u32,

@@ -107,11 +107,11 @@ pub(super) fn dropout_parts(vec4: bool) -> [&'static str; 3] {
 }
 
 /// Zeroes each element of `x` with probability p and divides the others by 1 - p (Srivastava et al., 2014). The
-/// elements follow from `seed`, an input u32[2], the site and the flat index, in the backward again; no mask is kept.
+/// elements follow from `seed`, an input `u32[2]`, the site and the flat index, in the backward again; no mask is kept.
 /// With p = 0 this is `x`.
 ///
 /// # Errors
-/// When p is not in 0 <= p < 1, `seed` is no u32[2], or `x` is no f32.
+/// When p is not in 0 <= p < 1, `seed` is no `u32[2]`, or `x` is no f32.
 pub fn dropout(g: &mut Graph, x: ValueId, dropout: Dropout, seed: ValueId) -> Result<ValueId> {
     if dropout.p == 0.0 {
         return Ok(x);

@@ -350,8 +350,8 @@ impl Op for ParamsBackward {
     }
 }
 
-/// y = gamma (x - mean) / sqrt(variance + eps) + beta over the innermost dimension of `x` f32[.., C]; gamma and beta are
-/// f32[C]. The variance is that of the row itself (divided by C).
+/// y = gamma (x - mean) / sqrt(variance + eps) + beta over the innermost dimension of `x` `f32[.., C]`; gamma and beta are
+/// `f32[C]`. The variance is that of the row itself (divided by C).
 ///
 /// # Errors
 /// When shapes do not fit.
@@ -361,7 +361,7 @@ pub fn layer_norm(g: &mut Graph, x: ValueId, gamma: ValueId, beta: ValueId, eps:
 }
 
 /// (y, h): h = residual + dropout(x), y = [`layer_norm`](h), in one kernel. `x` and `residual` have one shape. `seed` is
-/// the input u32[2] that a dropout needs.
+/// the input `u32[2]` that a dropout needs.
 ///
 /// # Errors
 /// When shapes do not fit, or there is a dropout and no seed.

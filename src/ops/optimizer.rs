@@ -294,7 +294,7 @@ impl Op for Adam {
     }
 }
 
-/// [2]: the L2 norm over all pages of gradients, f32[n] each, and the factor to clip them by: min(1, max_norm / (norm +
+/// `f32[2]`: the L2 norm over all pages of gradients, `f32[n]` each, and the factor to clip them by: min(1, max_norm / (norm +
 /// 1e-6)), or 1 without `max_norm`. With a `schedule` (see [`adam`]) the norm is that of the scaled gradients.
 ///
 /// Where the sum of squares is not finite in f32 the factor is 0, and [`adam`] then changes nothing. The order of the
@@ -312,7 +312,7 @@ pub fn gradient_norm(
     g.add(GradientNorm { max_norm, scaled: schedule.is_some() }, &inputs)
 }
 
-/// The pages that [`adam`] works on, f32[n] each, n a multiple of 64.
+/// The pages that [`adam`] works on, `f32[n]` each, n a multiple of 64.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamPages {
     /// The parameters, a state.
@@ -331,7 +331,7 @@ pub struct AdamPages {
 /// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
 /// p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) (+ weight_decay p, if decoupled)).
 ///
-/// `schedule` is an input f32[4] written before each step: lr, 1 / (1 - beta1^t), 1 / (1 - beta2^t), the scale of the
+/// `schedule` is an input `f32[4]` written before each step: lr, 1 / (1 - beta1^t), 1 / (1 - beta2^t), the scale of the
 /// gradients. `norm` is that of [`gradient_norm`]; where its factor is 0 the step is skipped. Elements without gradient
 /// that are zero stay zero.
 ///

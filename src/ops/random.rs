@@ -38,7 +38,7 @@ impl RandomKey {
 }
 
 /// A dropout: each element is zero with probability `p`, else divided by 1 - p (Srivastava et al., 2014, scaled in
-/// training as everyone does). Which ones follows from the site, the element's flat index, and an input `seed` u32[2]
+/// training as everyone does). Which ones follows from the site, the element's flat index, and an input `seed` `u32[2]`
 /// (seed of the run, step) that the caller writes before each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
@@ -67,7 +67,7 @@ impl Dropout {
     /// Checks p and the type of the seed input.
     ///
     /// # Errors
-    /// When p is outside 0 <= p < 1, or `seed` is no u32[2].
+    /// When p is outside 0 <= p < 1, or `seed` is no `u32[2]`.
     pub fn check(self, seed: &TensorType) -> Result<()> {
         if !(0.0..1.0).contains(&self.p) {
             let problem = format!("{} is not a probability below 1; 0 switches it off", self.p);

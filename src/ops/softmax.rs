@@ -127,7 +127,7 @@ impl Op for SoftmaxBackward {
     }
 }
 
-/// Softmax of `x` f32[.., C] over its innermost dimension.
+/// Softmax of `x` `f32[.., C]` over its innermost dimension.
 ///
 /// # Errors
 /// When `x` is no f32 or empty.
