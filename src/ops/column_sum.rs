@@ -1,4 +1,4 @@
-//! Sums of columns: out[n] = sum over r of x[r, n]. The gradient of a bias.
+//! Sums of columns: `out[n] = sum over r of x[r, n]`. The gradient of a bias.
 
 use super::lib_wgsl;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};

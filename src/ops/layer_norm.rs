@@ -360,7 +360,7 @@ pub fn layer_norm(g: &mut Graph, x: ValueId, gamma: ValueId, beta: ValueId, eps:
     Ok(g.add_node(op, &[x, gamma, beta])?[0])
 }
 
-/// (y, h): h = residual + dropout(x), y = [`layer_norm`](h), in one kernel. `x` and `residual` have one shape. `seed` is
+/// (y, h): h = residual + dropout(x), y = `layer_norm(h)`, in one kernel. `x` and `residual` have one shape. `seed` is
 /// the input `u32[2]` that a dropout needs.
 ///
 /// # Errors
