@@ -1,12 +1,12 @@
 // out[z, m, n] = act(alpha sum_k A[z, m, k] B[z, k, n] + bias[n]) + residual[z, m, n], z = (outer, inner).
 //
 // What all variants share: parameters, bindings, the epilogue, and the second pass of a product whose k is split over
-// groups. The variants are matmul_subgroup.wgsl, matmul_tile.wgsl and matmul_vector.wgsl; appended to each is
-// lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows are read as vec4<f32> or as scalars (then by any strides),
-// and matmul_pre.wgsl or matmul_no_pre.wgsl.
-// Constants: BIAS, RESIDUAL, ACTIVATION; alias a_elem (of `a`), and those of the variant.
+// groups. The variants are matmul_subgroup.wgsl (with matmul_pack.wgsl), matmul_tile.wgsl and matmul_vector.wgsl;
+// appended to each is lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows of out are written by vec4<f32>
+// or by scalars, and matmul_pre.wgsl or matmul_no_pre.wgsl.
+// Constants: BIAS, RESIDUAL, ACTIVATION; alias a_elem, b_elem, and those of the variant.
 
-// Starts and strides count elements of the binding they index: elem of B, out, bias, residual; a_elem of A.
+// Starts and strides count elements of the binding they index: elem of out, bias and residual, a_elem of A, b_elem of B.
 struct Params {
     m: u32,
     n: u32, // in elem
@@ -14,6 +14,8 @@ struct Params {
     inner: u32, // extent of the inner batch dimension
     tiles_m: u32,
     tiles_n: u32,
+    m_turn: u32, // groups before the next tile along m, and along n: the one that is 1 varies fastest
+    n_turn: u32,
     count: u32, // workgroups that have work; elem of a slice in `reduce`, of out in `zero`
     k_chunk: u32, // k a group sums at most
     k_outer: u32, // first k of outer batch index z: z k_outer
@@ -22,11 +24,15 @@ struct Params {
     a_start: u32,
     a_row: u32,
     a_k: u32,
+    a_tile: u32, // from one tile of rows to the next where A is in tiles, else 0
     a_outer: u32,
     a_inner: u32,
     b_start: u32,
     b_k: u32,
     b_column: u32,
+    b_tile: u32, // from one tile of columns to the next where B is in tiles, else 0
+    b_first: u32, // columns from the start of B, or of a tile of B, to the next tile's
+    b_columns: u32, // columns in B, or in a tile of B
     b_outer: u32,
     b_inner: u32,
     out_start: u32,
@@ -38,7 +44,7 @@ struct Params {
 @group(1) @binding(0) var<uniform> params: Params;
 
 @group(0) @binding(0) var<storage, read> a: array<a_elem>; // [batch, M, K], or [batch, K, M]
-@group(0) @binding(1) var<storage, read> b: array<elem>; // [batch, K, N], or [batch, N, K]
+@group(0) @binding(1) var<storage, read> b: array<b_elem>; // [batch, K, N], or [batch, N, K]
 @group(0) @binding(2) var<storage, read> bias: array<elem>; // [N]
 @group(0) @binding(3) var<storage, read> residual: array<elem>; // like out
 @group(0) @binding(4) var<storage, read_write> out: array<elem>; // [batch, M, N]
@@ -54,10 +60,10 @@ struct Work {
     out: u32,
 }
 
-// The work of group number `index`: tiles along n first, so that a row of A stays in cache.
+// The work of group number `index`.
 fn work_of(index: u32) -> Work {
-    let tile_n = index % params.tiles_n;
-    let tile_m = (index / params.tiles_n) % params.tiles_m;
+    let tile_n = (index / params.n_turn) % params.tiles_n;
+    let tile_m = (index / params.m_turn) % params.tiles_m;
     let z = index / (params.tiles_n * params.tiles_m);
     let inner = z % params.inner;
     let outer = z / params.inner;

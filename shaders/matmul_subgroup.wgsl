@@ -1,32 +1,37 @@
 // The matrix product where a load is dear and a sub-group operation cheap (software adapters): see matmul.wgsl.
 //
-// Grid: a workgroup is one sub-group of LANES lanes and owns TM rows by TN * LANES elem columns; a lane owns column
+// Grid: a workgroup is one sub-group of LANES lanes and owns TM rows by TN * LANES columns of four; a lane owns column
 // j * LANES + lane for each j. No workgroup memory, no barrier. Each lane loads A's TM values of one k; a value reaches
-// all lanes by a shuffle, and every load of B is used for TM rows.
-// Needs M >= TM: the last tile is moved up to end at M, and leaves the rows that the one before owns.
-// Constants: LANES, TM, TN, STEP (k a loop turn; 4 where B_ALONG_K), A_ALONG_M: A is [K, M] and read as vec4<f32> along m
-// (TM divides by 4), B_ALONG_K: B is [N, K] and read as vec4<f32> along k.
+// all lanes by a shuffle, and every load of B is used for TM rows. A and B are read where they lie, or from the tiles
+// that matmul_pack.wgsl made.
+// Constants: LANES, TM, TN, STEP (k a loop turn; 4 where B_ALONG_K), A_ALONG_M: A is [K, M], or in tiles, and read as
+// vec4<f32> along m (TM divides by 4), B_ALONG_K: B is [N, K] and read as vec4<f32> along k,
+// EPILOGUE: there is more to do than to multiply by alpha.
 
-// B's elems for k .. k + STEP, in the columns at `starts`. Values of k beyond the end meet zeros of A.
-fn load_b(starts: ptr<function, array<u32, TN>>, k: u32, k_end: u32) -> array<array<elem, TN>, STEP> {
-    var v: array<array<elem, TN>, STEP>;
+const QUADS = (TM + 3u) / 4u; // rows of four; what lies beyond TM is never used
+
+// B at k .. k + STEP, in the columns at `starts` (of each of the four rows where B_ALONG_K). Values of k beyond the end
+// meet zeros of A.
+fn load_b(starts: ptr<function, array<vec4<u32>, TN>>, k: u32, k_end: u32)
+    -> array<array<vec4<f32>, TN>, STEP> {
+    var v: array<array<vec4<f32>, TN>, STEP>;
     if B_ALONG_K {
         let at = min(k, k_end - 1u) / 4u;
         for (var j = 0u; j < TN; j++) {
             let p = (*starts)[j] + at;
-            let r0 = vec4<f32>(b[p]);
-            let r1 = vec4<f32>(b[p + params.b_column]);
-            let r2 = vec4<f32>(b[p + 2u * params.b_column]);
-            let r3 = vec4<f32>(b[p + 3u * params.b_column]);
+            let r0 = b[p.x];
+            let r1 = b[p.y];
+            let r2 = b[p.z];
+            let r3 = b[p.w];
             for (var s = 0u; s < STEP; s++) {
-                v[s][j] = elem_from(vec4(r0[s], r1[s], r2[s], r3[s]));
+                v[s][j] = vec4(r0[s], r1[s], r2[s], r3[s]);
             }
         }
     } else {
         for (var s = 0u; s < STEP; s++) {
             let at = min(k + s, k_end - 1u) * params.b_k;
             for (var j = 0u; j < TN; j++) {
-                v[s][j] = b[(*starts)[j] + at];
+                v[s][j] = b[(*starts)[j].x + at];
             }
         }
     }
@@ -41,56 +46,94 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
         return;
     }
     let work = work_of(index);
+    // Where A is not in tiles, the last tile is moved up to end at M, and leaves the rows that the one before owns.
     let first_row = work.tile_m * TM;
-    let row0 = min(first_row, params.m - TM);
-    let column0 = work.tile_n * (TN * LANES) + lane;
-    var b_starts: array<u32, TN>;
+    let row0 = select(first_row, min(first_row, params.m - min(params.m, TM)), params.a_tile == 0u);
+    let in_place = select(0u, row0, params.a_tile == 0u);
+    let a_start = work.a + work.tile_m * params.a_tile + select(in_place * params.a_row, in_place / 4u, A_ALONG_M);
+    var b_starts: array<vec4<u32>, TN>;
     for (var j = 0u; j < TN; j++) {
-        let column = min(column0 + j * LANES, params.n - 1u);
-        b_starts[j] = work.b + column * (params.b_column * select(1u, ELEM, B_ALONG_K));
+        let own = work.tile_n * params.b_first + j * LANES + lane;
+        if B_ALONG_K {
+            let row = min(vec4(own * 4u) + vec4(0u, 1u, 2u, 3u), vec4(params.n * ELEM - 1u));
+            b_starts[j] = work.b + row * params.b_column;
+        } else {
+            b_starts[j] = vec4(work.b + work.tile_n * params.b_tile + min(own, params.b_columns - 1u));
+        }
     }
-    let a_start = work.a + select(row0 * params.a_row, row0 / 4u, A_ALONG_M);
 
-    var acc: array<array<elem, TN>, TM>;
+    var acc: array<array<array<vec4<f32>, TN>, 4>, QUADS>;
     for (var k0 = work.k_first; k0 < work.k_end; k0 += LANES) {
         // This lane's k, and whether there is one.
         let at = a_start + min(k0 + lane, work.k_end - 1u) * params.a_k;
         let some = select(0.0, 1.0, k0 + lane < work.k_end);
-        var own: array<f32, TM>;
-        if A_ALONG_M {
-            for (var i = 0u; i < TM / 4u; i++) {
-                let v = vec4<f32>(a[at + i]) * some;
-                own[4u * i] = v.x;
-                own[4u * i + 1u] = v.y;
-                own[4u * i + 2u] = v.z;
-                own[4u * i + 3u] = v.w;
+        var own: array<vec4<f32>, QUADS>;
+        for (var i = 0u; i < QUADS; i++) {
+            if A_ALONG_M {
+                own[i] = vec4<f32>(a[at + i]);
+            } else {
+                for (var c = 0u; c < 4u; c++) {
+                    if 4u * i + c < TM {
+                        own[i][c] = vec4<f32>(a[at + (4u * i + c) * params.a_row]).x;
+                    }
+                }
             }
-        } else {
-            for (var i = 0u; i < TM; i++) {
-                own[i] = vec4<f32>(a[at + i * params.a_row]).x * some;
-            }
+            own[i] *= some;
         }
         for (var q = 0u; q < LANES; q += STEP) {
             let v = load_b(&b_starts, k0 + q, work.k_end);
-            for (var i = 0u; i < TM; i++) {
+            for (var i = 0u; i < QUADS; i++) {
+                var x: array<vec4<f32>, STEP>;
                 for (var s = 0u; s < STEP; s++) {
-                    let x = elem(subgroupShuffle(own[i], q + s));
-                    for (var j = 0u; j < TN; j++) {
-                        acc[i][j] = fma(x, v[s][j], acc[i][j]);
+                    x[s] = subgroupShuffle(own[i], q + s);
+                }
+                // A row's sums take all steps before the next row's: they stay in registers meanwhile.
+                for (var c = 0u; c < 4u; c++) {
+                    for (var s = 0u; s < STEP; s++) {
+                        for (var j = 0u; j < TN; j++) {
+                            acc[i][c][j] = fma(vec4(x[s][c]), v[s][j], acc[i][c][j]);
+                        }
                     }
                 }
             }
         }
     }
 
-    for (var j = 0u; j < TN; j++) {
-        let column = column0 + j * LANES;
-        if column < params.n {
-            for (var i = 0u; i < TM; i++) {
-                if row0 + i >= first_row {
-                    finish(acc[i][j], work.out + (row0 + i) * params.out_row + column, column);
+    let column0 = (work.tile_n * (TN * LANES) + lane) * (4u / ELEM);
+    for (var i = 0u; i < QUADS; i++) {
+        for (var c = 0u; c < 4u; c++) {
+            let row = row0 + 4u * i + c;
+            if 4u * i + c < TM && row >= first_row && row < params.m {
+                for (var j = 0u; j < TN; j++) {
+                    let column = column0 + j * LANES * (4u / ELEM);
+                    store_four(acc[i][c][j], work.out + row * params.out_row + column, column);
                 }
             }
+        }
+    }
+    if EPILOGUE {
+        // In a loop over what was just written: unrolled, an activation would make this kernel slow to compile.
+        for (var row = first_row; row < min(row0 + TM, params.m); row++) {
+            for (var j = 0u; j < TN; j++) {
+                for (var c = 0u; c < 4u / ELEM; c++) {
+                    let column = column0 + j * LANES * (4u / ELEM) + c;
+                    if column < params.n {
+                        let index = work.out + row * params.out_row + column;
+                        finish(out[index], index, column);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Stores the sums of four neighbouring columns, as far as they are columns of out.
+fn store_four(sum: vec4<f32>, index: u32, column: u32) {
+    let v = sum * select(params.alpha, 1.0, EPILOGUE);
+    for (var c = 0u; c < 4u; c += ELEM) {
+        if column + c < params.n {
+            // Where elem is a scalar, component c.
+            out[index + c] = elem_from(select(v, vec4(v[c]), ELEM == 1u));
         }
     }
 }

@@ -114,30 +114,30 @@ fn forms(cases: &mut Vec<Case>) {
 
 fn epilogues(cases: &mut Vec<Case>) {
     use Activation::{Gelu, GeluTanh, None, Relu, Silu};
-    for act in [None, Relu, Gelu, GeluTanh, Silu] {
-        // With a split sum, with scalars, for a few rows.
-        for sizes in [[18, 36, 24], [18, 36, 1100], [7, 13, 5], [2, 64, 16]] {
-            let [m, n, k] = sizes;
-            for (what, bias, residual) in [
-                ("plain", false, false),
-                ("bias", true, false),
-                ("residual", false, true),
-                ("both", true, true),
-            ] {
-                let name = format!("{act:?} {what} {m}x{n}x{k}");
-                let case = move |b: &mut Build| {
-                    let bias = bias.then(|| b.normal("bias", [n], 1.0));
-                    let residual = residual.then(|| b.normal("residual", [m, n], 1.0));
-                    let with = MatMul { alpha: 0.25, bias, activation: act, residual, ..Default::default() };
-                    build(b, sizes, (Form::Plain, Form::Plain), (&[], &[]), with)
-                };
-                cases.push(Case::new(name.clone(), case).reduction(k));
-                // Then nothing reads the value before the activation.
-                if bias && residual {
-                    cases.push(Case::new(format!("{name}, values only"), case).reduction(k).values_only());
-                }
-            }
+    let add = |cases: &mut Vec<Case>, act: Activation, bias: bool, residual: bool, sizes: [usize; 3]| {
+        let [m, n, k] = sizes;
+        let build = move |b: &mut Build| {
+            let bias = bias.then(|| b.normal("bias", [n], 1.0));
+            let residual = residual.then(|| b.normal("residual", [m, n], 1.0));
+            let with = MatMul { alpha: 0.25, bias, activation: act, residual, ..Default::default() };
+            build(b, sizes, (Form::Plain, Form::Plain), (&[], &[]), with)
+        };
+        let name = format!("{act:?}, bias {bias}, residual {residual}, {m}x{n}x{k}");
+        cases.push(Case::new(name.clone(), build).reduction(k));
+        // Then nothing reads the value before the activation.
+        if bias && residual {
+            cases.push(Case::new(format!("{name}, values only"), build).reduction(k).values_only());
         }
+    };
+    for act in [None, Relu, Gelu, GeluTanh, Silu] {
+        for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
+            add(cases, act, bias, residual, [6, 36, 24]);
+        }
+    }
+    // The largest tile, a split sum, scalars, a split sum of scalars, a few rows.
+    for sizes in [[40, 68, 24], [18, 36, 1100], [7, 13, 5], [35, 67, 1031], [2, 64, 16]] {
+        add(cases, Gelu, true, true, sizes);
+        add(cases, None, true, false, sizes);
     }
     cases.push(Case::new("linear", |b: &mut Build| {
         let (x, w) = (b.normal("x", [2, 9, 20], 1.0), b.normal("w", [20, 32], 0.2));

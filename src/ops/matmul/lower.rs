@@ -1,0 +1,579 @@
+//! Which variant computes a product on which device, and its dispatches.
+
+use super::super::lib_wgsl;
+use super::{Form, Product, View};
+use crate::graph::Lowering;
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
+use crate::ops::elementwise::Activation;
+use crate::profile::DeviceClass;
+use crate::{Result, TensorType};
+
+pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/matmul.wgsl");
+pub(in crate::ops) const SUBGROUP: &str = include_str!("../../../shaders/matmul_subgroup.wgsl");
+pub(in crate::ops) const PACK: &str = include_str!("../../../shaders/matmul_pack.wgsl");
+pub(in crate::ops) const TILE: &str = include_str!("../../../shaders/matmul_tile.wgsl");
+pub(in crate::ops) const VECTOR: &str = include_str!("../../../shaders/matmul_vector.wgsl");
+const PRE: &str = include_str!("../../../shaders/matmul_pre.wgsl");
+const NO_PRE: &str = include_str!("../../../shaders/matmul_no_pre.wgsl");
+
+type Constants = Vec<(&'static str, Const)>;
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Params {
+    m: u32,
+    n: u32,
+    k: u32,
+    inner: u32,
+    tiles_m: u32,
+    tiles_n: u32,
+    m_turn: u32,
+    n_turn: u32,
+    count: u32,
+    k_chunk: u32,
+    k_outer: u32,
+    splits: u32,
+    alpha: f32,
+    a_start: u32,
+    a_row: u32,
+    a_k: u32,
+    a_tile: u32,
+    a_outer: u32,
+    a_inner: u32,
+    b_start: u32,
+    b_k: u32,
+    b_column: u32,
+    b_tile: u32,
+    b_first: u32,
+    b_columns: u32,
+    b_outer: u32,
+    b_inner: u32,
+    out_start: u32,
+    out_row: u32,
+    out_outer: u32,
+    out_inner: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct PackParams {
+    k: u32,
+    w: u32,
+    start: u32,
+    k_stride: u32,
+    w_stride: u32,
+    outer: u32,
+    inner: u32,
+    inner_count: u32,
+    tiles: u32,
+    chunks: u32,
+    count: u32,
+}
+
+/// A variant for GPUs, with its sizes.
+#[derive(Clone, Copy, Debug)]
+enum Portable {
+    Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32 },
+    Vector { columns: u32, slices: u32, rows: u32 },
+}
+
+/// How a factor is read: by scalars and any strides, or by vec4 along k or along the other dimension (m or n).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    Scalar,
+    AlongK,
+    Across,
+}
+
+/// A factor where it lies. Its dimensions are k and, across it, m of A or n of B.
+#[derive(Clone, Copy)]
+struct Factor {
+    operand: Operand,
+    view: View,
+    /// The neighbours in memory are neighbours across.
+    across: bool,
+    /// Extent across.
+    extent: usize,
+    /// Starts of rows, and the size of the tensor, divide by four.
+    aligned: bool,
+}
+
+/// How a kernel finds a factor: strides in elements of the binding.
+#[derive(Clone, Copy)]
+struct Source {
+    operand: Operand,
+    read: Read,
+    start: usize,
+    k: usize,
+    across: usize,
+    tile: usize,
+    batch: [usize; 2],
+}
+
+impl Factor {
+    /// The best way to read it in place.
+    fn read(&self, k: usize) -> Read {
+        match (self.aligned, self.across) {
+            (true, true) if self.extent.is_multiple_of(4) => Read::Across,
+            (true, false) if k.is_multiple_of(4) => Read::AlongK,
+            _ => Read::Scalar,
+        }
+    }
+
+    fn in_place(&self, read: Read) -> Source {
+        let unit = if read == Read::Scalar { 1 } else { 4 };
+        let row = self.view.row / unit;
+        let (k, across) = if self.across { (row, 1) } else { (1, row) };
+        Source {
+            operand: self.operand,
+            read,
+            start: self.view.start / unit,
+            k,
+            across,
+            tile: 0,
+            batch: self.view.batch.map(|s| s / unit),
+        }
+    }
+}
+
+/// Whether all rows of a view start at multiples of four elements of a tensor whose size is one too.
+fn aligned(view: &View, rows: usize, batch: [usize; 2], ty: &TensorType) -> bool {
+    let strides = [(view.row, rows), (view.batch[0], batch[0]), (view.batch[1], batch[1])];
+    view.start.is_multiple_of(4)
+        && ty.shape.elements().is_multiple_of(4)
+        && strides.iter().all(|&(stride, n)| n == 1 || stride.is_multiple_of(4))
+}
+
+/// A product on its way to dispatches.
+struct Lower<'a> {
+    op: &'a Product,
+    a: Factor,
+    b: Factor,
+    /// `elem`, which out is written by, is vec4<f32>.
+    vec4: bool,
+    pre: bool,
+}
+
+pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
+    let s = &op.at;
+    let factor = |i: usize, view: View, across: bool, extent: usize| Factor {
+        operand: l.input(i),
+        view,
+        across,
+        extent,
+        aligned: aligned(&view, if across { s.k } else { extent }, s.batch, l.input_type(i)),
+    };
+    let it = Lower {
+        op,
+        a: factor(0, s.a, s.form_a == Form::Transposed, s.m),
+        b: factor(1, s.b, s.form_b == Form::Plain, s.n),
+        vec4: s.n.is_multiple_of(4) && aligned(&s.out, s.m, s.batch, l.output_type(0)),
+        pre: op.saves_pre() && l.output_used(1),
+    };
+    if !op.covers() {
+        it.push_zero(l)?;
+    }
+    match (l.profile.class, l.profile.subgroup_size()) {
+        (DeviceClass::Cpu, Some(lanes @ (4 | 8 | 16))) => it.subgroup(l, lanes),
+        _ => it.portable(l),
+    }
+}
+
+impl Lower<'_> {
+    /// matmul_subgroup.wgsl, with factors brought into tiles where that pays.
+    fn subgroup(&self, l: &mut Lowering, lanes: u32) -> Result<()> {
+        let s = &self.op.at;
+        let columns = s.n.div_ceil(4);
+        let (tm, tn) = subgroup_tile(s.m, columns, lanes);
+        let tile = (tm as usize, (tn * lanes) as usize);
+        let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
+        let bytes = 4 * s.k * s.n;
+        // A copy costs as much as reading in place two or three times, and then each read costs half.
+        let pack_a = tm >= 16 && tiles_n >= 3 && self.a.read(s.k) != Read::Across;
+        // B is read for each tile of rows; where it is large and rows are far apart, mostly from outside the cache.
+        let pack_b = match self.b.read(s.k) {
+            Read::AlongK => s.m >= 64,
+            _ => !(self.b.aligned && self.b.across) || (tiles_m >= 8 && bytes >= 1 << 19),
+        };
+        let a = if pack_a {
+            self.push_pack(l, &self.a, tile.0, lanes)?
+        } else {
+            let read = if self.a.read(s.k) == Read::Across && tm >= 4 { Read::Across } else { Read::Scalar };
+            self.a.in_place(read)
+        };
+        let b = if pack_b {
+            self.push_pack(l, &self.b, 4 * tile.1, lanes)?
+        } else {
+            self.b.in_place(if self.b.across { Read::Across } else { Read::AlongK })
+        };
+        let b_along_k = b.read == Read::AlongK;
+        let splits = self.splits(tiles_m * tiles_n, 8);
+        let constants = vec![
+            ("b_elem", Const::Alias("vec4<f32>")),
+            ("LANES", Const::U32(lanes)),
+            ("TM", Const::U32(tm)),
+            ("TN", Const::U32(tn)),
+            ("STEP", Const::U32(if b_along_k { 4 } else { 2 })),
+            ("A_ALONG_M", Const::Bool(a.read == Read::Across)),
+            ("B_ALONG_K", Const::Bool(b_along_k)),
+            ("EPILOGUE", Const::Bool(self.op.has_epilogue() && splits == 1)),
+        ];
+        let requires = Requires { subgroup_size: Some(lanes), workgroup_bytes: 0, invocations: lanes };
+        // Tiles of A that follow each other read the same part of B, or the other way around: the larger one stays.
+        let rows_first = bytes > 1 << 19 && s.n > s.m;
+        let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, rows_first, splits };
+        self.push_product(l, work, constants, requires)
+    }
+
+    /// The copy of a factor in tiles of `w` across.
+    fn push_pack(&self, l: &mut Lowering, x: &Factor, w: usize, lanes: u32) -> Result<Source> {
+        const CHUNK: usize = 64;
+        let s = &self.op.at;
+        let read = x.read(s.k);
+        let source = x.in_place(read);
+        // A matrix that the batch shares is copied once.
+        let count = |i: usize| if x.view.batch[i] == 0 { 1 } else { s.batch[i] };
+        let (outer, inner) = (count(0), count(1));
+        let (tiles, chunks) = (x.extent.div_ceil(w), s.k.div_ceil(CHUNK));
+        let matrix = tiles * s.k * w;
+        let out = l.scratch(outer * inner * matrix);
+        let groups = chunks * tiles * outer * inner;
+        let params = PackParams {
+            k: s.k as u32,
+            w: x.extent as u32,
+            start: source.start as u32,
+            k_stride: source.k as u32,
+            w_stride: source.across as u32,
+            outer: source.batch[0] as u32,
+            inner: source.batch[1] as u32,
+            inner_count: inner as u32,
+            tiles: tiles as u32,
+            chunks: chunks as u32,
+            count: groups as u32,
+        };
+        let along = match read {
+            Read::Scalar => 0,
+            Read::Across => 1,
+            Read::AlongK => 2,
+        };
+        let dispatch = Dispatch {
+            kernel: Kernel {
+                name: "matmul/pack".into(),
+                parts: vec![PACK],
+                entry: "pack",
+                bindings: vec![Access::Read, Access::Write],
+                constants: vec![
+                    ("x_elem", Const::Alias(elem(read != Read::Scalar))),
+                    ("LANES", Const::U32(lanes)),
+                    ("W", Const::U32(w as u32)),
+                    ("CHUNK", Const::U32(CHUNK as u32)),
+                    ("ALONG", Const::U32(along)),
+                ],
+                requires: Requires { invocations: lanes, ..Default::default() },
+            },
+            operands: vec![x.operand.into(), out.into()],
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(groups)?,
+            flops: 0,
+        };
+        l.push(dispatch);
+        Ok(Source {
+            operand: out,
+            read: Read::Across,
+            start: 0,
+            k: w / 4,
+            across: 1,
+            tile: s.k * w / 4,
+            batch: [
+                if x.view.batch[0] == 0 { 0 } else { inner * matrix / 4 },
+                if x.view.batch[1] == 0 { 0 } else { matrix / 4 },
+            ],
+        })
+    }
+
+    /// matmul_tile.wgsl, or matmul_vector.wgsl for a few rows.
+    fn portable(&self, l: &mut Lowering) -> Result<()> {
+        let s = &self.op.at;
+        // These read B by the type that they write.
+        let read_b = if self.vec4 { self.b.read(s.k) } else { Read::Scalar };
+        let it = Lower { vec4: read_b != Read::Scalar, ..*self };
+        let columns = if it.vec4 { s.n / 4 } else { s.n };
+        let width = if it.vec4 { 4 } else { 1 };
+        let b_along_k = read_b == Read::AlongK;
+        let mut constants =
+            vec![("b_elem", Const::Alias(elem(it.vec4))), ("B_ALONG_K", Const::Bool(b_along_k))];
+        let variant = portable_variant(s.m, s.n, s.batch[0] * s.batch[1], 4 / width);
+        let (name, text, read_a, tile, requires) = match variant {
+            Portable::Tile { tx, ty, rm, rn, slab } => {
+                let read_a = self.a.read(s.k);
+                let along = match read_a {
+                    Read::Scalar => 0,
+                    Read::AlongK => 1,
+                    Read::Across => 2,
+                };
+                constants.extend([
+                    ("TX", Const::U32(tx)),
+                    ("TY", Const::U32(ty)),
+                    ("RM", Const::U32(rm)),
+                    ("RN", Const::U32(rn)),
+                    ("SLAB", Const::U32(slab)),
+                    ("A_ALONG", Const::U32(along)),
+                ]);
+                let workgroup_bytes = 4 * slab * (ty * rm + 1 + tx * rn * width);
+                let requires = Requires { workgroup_bytes, invocations: tx * ty, ..Default::default() };
+                ("tile", TILE, read_a, (ty * rm, tx * rn), requires)
+            }
+            Portable::Vector { columns, slices, rows } => {
+                constants.extend([
+                    ("COLUMNS", Const::U32(columns)),
+                    ("SLICES", Const::U32(slices)),
+                    ("ROWS", Const::U32(rows)),
+                    ("ALONG_K", Const::Bool(!self.b.across)),
+                ]);
+                let invocations = columns * slices;
+                let workgroup_bytes = 4 * invocations * width;
+                let requires = Requires { workgroup_bytes, invocations, ..Default::default() };
+                ("vector", VECTOR, Read::Scalar, (rows, columns), requires)
+            }
+        };
+        let tile = (tile.0 as usize, tile.1 as usize);
+        let tiles = s.m.div_ceil(tile.0) * columns.div_ceil(tile.1);
+        let work = Work {
+            name,
+            text,
+            a: self.a.in_place(read_a),
+            b: self.b.in_place(read_b),
+            tile,
+            columns,
+            rows_first: false,
+            splits: if name == "tile" { self.splits(tiles, 64) } else { 1 },
+        };
+        it.push_product(l, work, constants, requires)
+    }
+
+    /// How many parts the sum is split into, so that few tiles become about `wanted` groups; each part is long enough to
+    /// pay for the second pass.
+    fn splits(&self, tiles: usize, wanted: usize) -> usize {
+        let s = &self.op.at;
+        if s.batch == [1, 1] { (wanted / tiles.max(1)).min(s.k / 256).max(1) } else { 1 }
+    }
+
+    /// The product, and the sum of its slices where k is split.
+    fn push_product(
+        &self,
+        l: &mut Lowering,
+        work: Work,
+        mut constants: Constants,
+        requires: Requires,
+    ) -> Result<()> {
+        let s = &self.op.at;
+        let Work { name, text, a, b, tile, columns, rows_first, splits } = work;
+        let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
+        let split = splits > 1;
+        let k_chunk = if split { s.k.div_ceil(splits).next_multiple_of(4) } else { s.k };
+        let out = l.output(0);
+        // Slices of a split k are an outer batch of dense matrices.
+        let (dest, at, outer) = if split {
+            let slice = View { start: 0, row: s.n, batch: [s.m * s.n, 0] };
+            (l.scratch(splits * s.m * s.n), slice, splits)
+        } else {
+            (out, s.out, s.batch[0])
+        };
+        let (m_turn, n_turn) = if rows_first { (1, tiles_m) } else { (tiles_n, 1) };
+        let unit = if self.vec4 { 4 } else { 1 };
+        let packed_b = b.tile != 0;
+        let params = Params {
+            m: s.m as u32,
+            n: (s.n / unit) as u32,
+            k: s.k as u32,
+            inner: s.batch[1] as u32,
+            tiles_m: tiles_m as u32,
+            tiles_n: tiles_n as u32,
+            m_turn: m_turn as u32,
+            n_turn: n_turn as u32,
+            count: (tiles_m * tiles_n * outer * s.batch[1]) as u32,
+            k_chunk: k_chunk as u32,
+            k_outer: if split { k_chunk as u32 } else { 0 },
+            splits: splits as u32,
+            alpha: if split { 1.0 } else { s.alpha as f32 },
+            a_start: a.start as u32,
+            a_row: a.across as u32,
+            a_k: a.k as u32,
+            a_tile: a.tile as u32,
+            a_outer: if split { 0 } else { a.batch[0] as u32 },
+            a_inner: a.batch[1] as u32,
+            b_start: b.start as u32,
+            b_k: b.k as u32,
+            b_column: b.across as u32,
+            b_tile: b.tile as u32,
+            b_first: if packed_b { 0 } else { tile.1 as u32 },
+            b_columns: if packed_b { tile.1 } else { columns } as u32,
+            b_outer: if split { 0 } else { b.batch[0] as u32 },
+            b_inner: b.batch[1] as u32,
+            out_start: (at.start / unit) as u32,
+            out_row: (at.row / unit) as u32,
+            out_outer: (at.batch[0] / unit) as u32,
+            out_inner: (at.batch[1] / unit) as u32,
+        };
+        constants.push(("a_elem", Const::Alias(elem(a.read != Read::Scalar))));
+        constants.extend(self.epilogue(!split));
+        let dispatch = Dispatch {
+            kernel: Kernel {
+                name: format!("matmul/{name}"),
+                parts: [SOURCE, text].into_iter().chain(self.shared_parts(!split)).collect(),
+                entry: name,
+                bindings: self.bindings(!split),
+                constants,
+                requires,
+            },
+            operands: self.operands(l, a.operand, b.operand, dest, !split),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(params.count as usize)?,
+            flops: self.op.flops(),
+        };
+        l.push(dispatch);
+        if !split {
+            return Ok(());
+        }
+        let count = s.m * s.n / unit;
+        let params = Params {
+            count: count as u32,
+            alpha: s.alpha as f32,
+            out_start: (s.out.start / unit) as u32,
+            out_row: (s.out.row / unit) as u32,
+            ..params
+        };
+        let dispatch = Dispatch {
+            kernel: self.plain_kernel("reduce", true),
+            operands: self.operands(l, dest, dest, out, true),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(count.div_ceil(64))?,
+            flops: (splits * s.m * s.n) as u64,
+        };
+        l.push(dispatch);
+        Ok(())
+    }
+
+    /// The output, all zero: before a product that covers a part of it.
+    fn push_zero(&self, l: &mut Lowering) -> Result<()> {
+        let count = l.output_type(0).shape.elements() / if self.vec4 { 4 } else { 1 };
+        let mut kernel = self.plain_kernel("zero", false);
+        kernel.bindings[4] = Access::Write;
+        let params = Params { count: count as u32, ..bytemuck::Zeroable::zeroed() };
+        let b = self.b.operand;
+        let dispatch = Dispatch {
+            kernel,
+            operands: [b, b, b, b, l.output(0)].map(Slice::from).to_vec(),
+            params: bytemuck::bytes_of(&params).to_vec(),
+            groups: l.groups_1d(count.div_ceil(64))?,
+            flops: 0,
+        };
+        l.push(dispatch);
+        Ok(())
+    }
+
+    /// A kernel of matmul.wgsl alone; `last` says whether it has the epilogue.
+    fn plain_kernel(&self, entry: &'static str, last: bool) -> Kernel {
+        let mut constants = self.epilogue(last);
+        constants.extend([("a_elem", Const::Alias("f32")), ("b_elem", Const::Alias("f32"))]);
+        Kernel {
+            name: format!("matmul/{entry}"),
+            parts: [SOURCE].into_iter().chain(self.shared_parts(last)).collect(),
+            entry,
+            bindings: self.bindings(last),
+            constants,
+            requires: Requires { invocations: 64, ..Default::default() },
+        }
+    }
+
+    /// The text that names `elem`, that of the activations, and that of the second output.
+    fn shared_parts(&self, last: bool) -> [&'static str; 3] {
+        [
+            if self.vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 },
+            lib_wgsl::ACTIVATION,
+            if self.pre && last { PRE } else { NO_PRE },
+        ]
+    }
+
+    fn bindings(&self, last: bool) -> Vec<Access> {
+        let out = if self.op.covers() || !last { Access::Write } else { Access::Update };
+        let mut bindings = vec![Access::Read, Access::Read, Access::Read, Access::Read, out];
+        if self.pre && last {
+            bindings.push(Access::Write);
+        }
+        bindings
+    }
+
+    /// What is bound; B stands in for an absent bias or residual, which is not read then.
+    fn operands(&self, l: &Lowering, a: Operand, b: Operand, out: Operand, last: bool) -> Vec<Slice> {
+        let bias = if self.op.bias && last { l.input(2) } else { b };
+        let residual = if self.op.residual && last { l.input(2 + self.op.bias as usize) } else { b };
+        let mut operands = vec![a, b, bias, residual, out];
+        if self.pre && last {
+            operands.push(l.output(1));
+        }
+        operands.into_iter().map(Slice::from).collect()
+    }
+
+    /// The constants of the epilogue; a pass before the last has none.
+    fn epilogue(&self, last: bool) -> Constants {
+        let act = if last { self.op.activation } else { Activation::None };
+        vec![
+            ("BIAS", Const::Bool(self.op.bias && last)),
+            ("RESIDUAL", Const::Bool(self.op.residual && last)),
+            ("ACTIVATION", Const::U32(act.code())),
+        ]
+    }
+}
+
+/// A product with its factors as they are read.
+struct Work {
+    /// Entry, and name of the variant.
+    name: &'static str,
+    text: &'static str,
+    a: Source,
+    b: Source,
+    /// Rows and columns of a tile, columns as the kernel counts them: by four or by one.
+    tile: (usize, usize),
+    /// Columns of B, counted like that.
+    columns: usize,
+    /// Tiles that differ by rows follow each other.
+    rows_first: bool,
+    /// Parts of k, summed by groups of their own.
+    splits: usize,
+}
+
+fn elem(vec4: bool) -> &'static str {
+    if vec4 { "vec4<f32>" } else { "f32" }
+}
+
+/// TM and TN for `m` rows and `columns` columns of four: the pair that wastes least. What a tile computes a second costs
+/// relative to the largest one's was measured on lavapipe (Mesa 22.3.6, 8 lanes, K = 1024).
+fn subgroup_tile(m: usize, columns: usize, lanes: u32) -> (u32, u32) {
+    let waste = |extent: usize, tile: usize| extent.div_ceil(tile) * tile;
+    let rows = [(32, 1.0), (16, 1.27), (8, 2.0), (4, 3.5)];
+    let tm = rows
+        .into_iter()
+        .filter(|&(tm, _)| tm <= m)
+        .min_by(|x, y| (waste(m, x.0) as f64 * x.1).total_cmp(&(waste(m, y.0) as f64 * y.1)))
+        .map_or(m, |(tm, _)| tm);
+    let lanes = lanes as usize;
+    let wide = waste(columns, 2 * lanes) as f64 <= 1.24 * waste(columns, lanes) as f64;
+    (tm as u32, if wide { 2 } else { 1 })
+}
+
+/// The variant for GPUs; `narrow` is how many times more elems a row has than by vec4.
+fn portable_variant(m: usize, n: usize, batch: usize, narrow: u32) -> Portable {
+    if m <= 4 {
+        return Portable::Vector { columns: 16, slices: 8, rows: m.next_power_of_two() as u32 };
+    }
+    // The largest tile that still gives a GPU enough groups.
+    let groups = |tile: usize| m.div_ceil(tile) * n.div_ceil(tile) * batch;
+    if groups(128) >= 128 {
+        Portable::Tile { tx: 16, ty: 16, rm: 8, rn: 2 * narrow, slab: 8 }
+    } else if groups(64) >= 64 {
+        Portable::Tile { tx: 16, ty: 16, rm: 4, rn: narrow, slab: 16 }
+    } else {
+        Portable::Tile { tx: 8, ty: 8, rm: 4, rn: narrow, slab: 16 }
+    }
+}
