@@ -429,16 +429,19 @@ struct Weights {
     d_x: f32, // the gradient by the score
 }
 
-// Of query t and key s, from their two products. t < T must hold where the score is not masked.
-fn weights(qk: f32, d_out_v: f32, b: u32, h: u32, t: u32, s: u32, limit: u32, key: vec2<u32>) -> Weights {
-    let x = score(qk, b, h, t, s, limit);
-    if x <= VISIBLE {
-        return Weights(0.0, 0.0);
-    }
+// (lse, delta) of a query. t < T must hold.
+fn saved_row(b: u32, h: u32, t: u32) -> vec2<f32> {
     let at = 2u * ((b * params.heads + h) * params.t + t);
-    let p = exp2(x - bitcast<f32>(saved[at]));
+    return vec2<f32>(bitcast<f32>(saved[at]), bitcast<f32>(saved[at + 1u]));
+}
+
+// Of query t and key s, from their two products; `row` is saved_row of t.
+fn weights(qk: f32, d_out_v: f32, row: vec2<f32>, b: u32, h: u32, t: u32, s: u32, limit: u32,
+           key: vec2<u32>) -> Weights {
+    let x = score(qk, b, h, t, s, limit);
+    let p = select(0.0, exp2(x - row.x), x > VISIBLE);
     let factor = kept(key, b, h, t, s);
-    return Weights(p * factor, p * (factor * d_out_v - bitcast<f32>(saved[at + 1u])));
+    return Weights(p * factor, p * (factor * d_out_v - row.y));
 }
 
 fn load_any(what: u32, b: u32, h: u32, row: u32, e: u32) -> elem {
@@ -525,9 +528,10 @@ fn backward_q(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) 
         var qk = products(OF_Q, t0, OF_K, s0, b, h, lane);
         var dv = products(OF_D_OUT, t0, OF_V, s0, b, h, lane);
         for (var i = 0u; i < RT; i++) {
+            let t = t0 + r + i * NR;
+            let row = saved_row(b, h, min(t, params.t - 1u));
             for (var j = 0u; j < CT; j++) {
-                let t = t0 + r + i * NR;
-                let w = weights(qk[i][j], dv[i][j], b, h, t, s0 + c + j * NC, limit, key);
+                let w = weights(qk[i][j], dv[i][j], row, b, h, t, s0 + c + j * NC, limit, key);
                 tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = w.d_x;
             }
         }
@@ -561,10 +565,12 @@ fn sum_queries(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, Sums>, 
         let count = min(COLS, params.t - t0);
         var qk = products(OF_K, s0, OF_Q, t0, b, h, lane);
         var dv = products(OF_V, s0, OF_D_OUT, t0, b, h, lane);
-        for (var i = 0u; i < RT; i++) {
-            for (var j = 0u; j < CT; j++) {
+        for (var j = 0u; j < CT; j++) {
+            let t = t0 + c + j * NC;
+            let row = saved_row(b, h, min(t, params.t - 1u));
+            for (var i = 0u; i < RT; i++) {
                 let s = s0 + r + i * NR;
-                let w = weights(qk[i][j], dv[i][j], b, h, t0 + c + j * NC, s, limit, key);
+                let w = weights(qk[i][j], dv[i][j], row, b, h, t, s, limit, key);
                 tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = w.p;
                 qk[i][j] = w.d_x;
             }
@@ -647,7 +653,7 @@ fn backward_bias(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
         for (var e = 0u; e < DV; e++) {
             dv += dot_elem(d_out[row + e], v[vi + e]);
         }
-        sum += weights(product(b, h, t, s), dv, b, h, t, s, limit, key).d_x;
+        sum += weights(product(b, h, t, s), dv, saved_row(b, h, t), b, h, t, s, limit, key).d_x;
     }
     d_bias[i] = sum;
 }

@@ -6,9 +6,13 @@ use super::lib_wgsl;
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
-use crate::{DType, Error, Result, Tensor64, TensorType};
+use crate::{DType, DeviceClass, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/attention.wgsl");
+pub(super) const SOURCE_LANES: &str = include_str!("../../shaders/attention_lanes.wgsl");
+/// The entry points of `shaders/attention_lanes.wgsl`.
+pub(super) const ENTRIES_LANES: &[&str] =
+    &["forward_lanes", "backward_q_lanes", "backward_kv_lanes", "backward_kv_joint_lanes"];
 /// The entry points of `shaders/attention.wgsl`.
 pub(super) const ENTRIES: &[&str] =
     &["forward", "plot", "stats", "backward_q", "backward_kv", "backward_kv_joint", "backward_bias", "join"];
@@ -417,7 +421,7 @@ impl Op for Forward {
         d_outputs: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>> {
         if self.0.kind == Kind::Cached {
-            return Err(Error::config("attention", "attention over a cache has no gradient"));
+            return Err(no_gradient());
         }
         let operands = self.0.kind.operands();
         let mut gradients = vec![None; node.inputs.len()];
@@ -442,9 +446,10 @@ impl Op for Forward {
         let dummy = q;
         let lengths = x.at.lengths.map_or(dummy, |i| l.input(i).into());
         let seed = x.at.seed.map_or(dummy, |i| l.input(i).into());
-        let groups = l.groups_1d(x.n.batch * x.n.heads * x.n.t.div_ceil(x.tile(x.n.t).rows()))?;
+        let (kernel, rows) = x.tiled(["forward", "forward_lanes"], &[R, R, R, R, R, R, W, W], x.n.t, x.n.s);
+        let groups = l.groups_1d(x.n.batch * x.n.heads * x.n.t.div_ceil(rows))?;
         l.push(Dispatch {
-            kernel: x.kernel("forward", &[R, R, R, R, R, R, W, W], Some(x.tile(x.n.t))),
+            kernel,
             operands: vec![q, k, v, x.extra, lengths, seed, l.output(0).into(), l.output(1).into()],
             params: x.params(),
             groups,
@@ -452,6 +457,10 @@ impl Op for Forward {
         });
         Ok(())
     }
+}
+
+fn no_gradient() -> Error {
+    Error::config("attention", "attention over a cache has no gradient: train with Packing::Qkv")
 }
 
 // ---- Backward ----
@@ -538,50 +547,39 @@ impl Op for Backward {
         let lengths = x.at.lengths.map_or(lse, |i| l.input(i).into());
         let seed = x.at.seed.map_or(lse, |i| l.input(i).into());
         l.push(Dispatch {
-            kernel: x.kernel("stats", &[R, R, R, R, R, W], None),
+            kernel: x.kernel("stats", &[R, R, R, R, R, W]),
             operands: vec![out, d_out, lse, lengths, seed, saved],
             params: x.params(),
             groups: l.groups_1d((rows + 2 + n.batch).div_ceil(64))?,
             flops: 2 * (rows * n.head) as u64,
         });
-        let read = vec![q, k, v, x.extra, d_out, saved];
-        let dispatch =
-            |entry, accesses: &[Access], tile: Option<Tile>, written: &[usize], l: &mut Lowering| {
-                let mut operands = read.clone();
-                operands.extend(written.iter().map(|&i| Slice::from(l.output(i))));
-                let (owned, products) = match entry {
-                    "backward_q" => (n.t, 2),
-                    "backward_bias" => (1, 0),
-                    _ => (n.s, 3),
-                };
-                let groups = match tile {
-                    Some(tile) => n.batch * n.heads * owned.div_ceil(tile.rows()),
-                    None => (n.heads * n.t * n.s).div_ceil(64),
-                };
-                l.push(Dispatch {
-                    kernel: x.kernel(entry, accesses, tile),
-                    operands,
-                    params: x.params(),
-                    groups: l.groups_1d(groups)?,
-                    flops: x.flops(products),
-                });
-                Ok::<(), Error>(())
-            };
+        let push = |l: &mut Lowering, kernel: Kernel, written: &[usize], groups: usize, products: u64| {
+            let mut operands = vec![q, k, v, x.extra, d_out, saved];
+            operands.extend(written.iter().map(|&i| Slice::from(l.output(i))));
+            let (params, groups) = (x.params(), l.groups_1d(groups)?);
+            l.push(Dispatch { kernel, operands, params, groups, flops: x.flops(products) });
+            Ok::<(), Error>(())
+        };
         let one = [R, R, R, R, R, R, W];
+        let pairs = n.batch * n.heads;
         if l.output_used(0) {
-            dispatch("backward_q", &one, Some(x.tile(n.t)), &[0], l)?;
+            let (kernel, rows) = x.tiled(["backward_q", "backward_q_lanes"], &one, n.t, n.s);
+            push(l, kernel, &[0], pairs * n.t.div_ceil(rows), 2)?;
         }
-        let tile = x.tile(n.s);
-        match self.0.kind {
-            Kind::Separate if l.output_used(1) || l.output_used(2) => {
-                dispatch("backward_kv", &[R, R, R, R, R, R, W, W], Some(tile), &[1, 2], l)?
-            }
-            Kind::Kv if l.output_used(1) => dispatch("backward_kv_joint", &one, Some(tile), &[1], l)?,
-            Kind::Qkv if l.output_used(0) => dispatch("backward_kv_joint", &one, Some(tile), &[0], l)?,
-            _ => {}
+        let joint = ["backward_kv_joint", "backward_kv_joint_lanes"];
+        let (written, entries, bindings): (&[usize], _, &[Access]) = match self.0.kind {
+            Kind::Separate => (&[1, 2], ["backward_kv", "backward_kv_lanes"], &[R, R, R, R, R, R, W, W]),
+            Kind::Kv => (&[1], joint, &one),
+            Kind::Qkv => (&[0], joint, &one),
+            Kind::Cached => return Err(no_gradient()),
+        };
+        if written.iter().any(|&i| l.output_used(i)) {
+            let (kernel, rows) = x.tiled(entries, bindings, n.s, n.t);
+            push(l, kernel, written, pairs * n.s.div_ceil(rows), 3)?;
         }
         if self.0.bias && l.output_used(operands) {
-            dispatch("backward_bias", &one, None, &[operands], l)?;
+            let kernel = x.kernel("backward_bias", &one);
+            push(l, kernel, &[operands], (n.heads * n.t * n.s).div_ceil(64), 0)?;
         }
         Ok(())
     }
@@ -613,7 +611,7 @@ impl Op for Probabilities {
         let [q, k, v] = x.qkv(l);
         let lengths = x.at.lengths.map_or(q, |i| l.input(i).into());
         l.push(Dispatch {
-            kernel: x.kernel("plot", &[R, R, R, R, R, W], None),
+            kernel: x.kernel("plot", &[R, R, R, R, R, W]),
             operands: vec![q, k, v, x.extra, lengths, l.output(0).into()],
             params: x.params(),
             groups: l.groups_1d((x.n.batch * x.n.heads * x.n.t).div_ceil(64))?,
@@ -682,6 +680,8 @@ struct Lowered {
     extra: Slice,
     mask_batch: usize,
     bias_at: usize,
+    /// The kernels for a sub-group of 8 lanes.
+    lanes: bool,
 }
 
 impl Lowered {
@@ -705,7 +705,9 @@ impl Lowered {
             (Some(i), None) | (None, Some(i)) => (l.input(i), 0),
             (None, None) => (l.input(0), 0),
         };
-        Ok(Lowered { spec: *spec, n, at, elem, extra: extra.into(), mask_batch, bias_at })
+        let cpu = l.profile.class == DeviceClass::Cpu && l.profile.subgroup_size() == Some(8);
+        let (extra, lanes) = (extra.into(), cpu && elem == 4);
+        Ok(Lowered { spec: *spec, n, at, elem, extra, mask_batch, bias_at, lanes })
     }
 
     /// Mask and bias behind each other, so that eight storage bindings suffice.
@@ -713,7 +715,7 @@ impl Lowered {
         let count = |i: usize| l.input_type(i).shape.elements() as u32;
         let params = Params { t: count(mask), s: count(bias), ..Params::default() };
         l.push(Dispatch {
-            kernel: kernel("join", &[R, R, W], base_constants()),
+            kernel: kernel("join", &[R, R, W], constants(&[])),
             operands: vec![l.input(mask).into(), l.input(bias).into(), joined.into()],
             params: bytemuck::bytes_of(&params).to_vec(),
             groups: l.groups_1d((count(mask) + count(bias)).div_ceil(64) as usize)?,
@@ -780,45 +782,82 @@ impl Lowered {
         Tile { nr, nc, rt, ct, dc }
     }
 
-    fn kernel(&self, entry: &'static str, bindings: &[Access], tile: Option<Tile>) -> Kernel {
-        let spec = &self.spec;
-        let mut constants = base_constants();
+    /// The kernel that owns some of `owned` rows in each workgroup and walks over `walked` others, and how many it
+    /// owns. `entries`: in `attention.wgsl` and in `attention_lanes.wgsl`.
+    fn tiled(
+        &self,
+        entries: [&'static str; 2],
+        bindings: &[Access],
+        owned: usize,
+        walked: usize,
+    ) -> (Kernel, usize) {
         let dv = self.n.head / self.elem;
-        let mut set = |name: &'static str, value: Const| {
-            if let Some(c) = constants.iter_mut().find(|c| c.0 == name) {
-                c.1 = value;
-            }
-        };
-        set("DV", Const::U32(dv as u32));
-        set("LENGTHS", Const::Bool(spec.lengths));
-        set("CAUSAL", Const::Bool(spec.settings.causal));
-        set("MASK", Const::Bool(spec.mask));
-        set("BIAS", Const::Bool(spec.bias));
-        set("DROPOUT", Const::Bool(spec.settings.dropout.is_some()));
-        set("FOUR", Const::Bool(self.elem == 4));
-        set("elem", Const::Alias(if self.elem == 4 { "vec4<f32>" } else { "f32" }));
-        let Some(tile) = tile else { return kernel(entry, bindings, constants) };
-        set("NR", Const::U32(tile.nr as u32));
-        set("NC", Const::U32(tile.nc as u32));
-        set("RT", Const::U32(tile.rt as u32));
-        set("CT", Const::U32(tile.ct as u32));
-        set("DC", Const::U32(tile.dc as u32));
-        set("JT", Const::U32((tile.dc / tile.nc) as u32));
-        set("NCH", Const::U32(dv.div_ceil(tile.dc) as u32));
-        let mut kernel = kernel(entry, bindings, constants);
+        if self.lanes {
+            let rows = lane_rows(owned, dv);
+            let mut c = self.constants();
+            c.push(("TM", rows));
+            c.push(("KN", if walked > 8 { 2 } else { 1 }));
+            let mut kernel = self.finish(entries[1], bindings, &c);
+            kernel.parts.insert(1, SOURCE_LANES);
+            kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
+            return (kernel, rows);
+        }
+        let tile = self.tile(owned);
+        let mut c = self.constants();
+        c.extend([("NR", tile.nr), ("NC", tile.nc), ("RT", tile.rt), ("CT", tile.ct), ("DC", tile.dc)]);
+        c.extend([("JT", tile.dc / tile.nc), ("NCH", dv.div_ceil(tile.dc))]);
+        let mut kernel = self.finish(entries[0], bindings, &c);
         kernel.requires.invocations = (tile.nr * tile.nc) as u32;
         kernel.requires.workgroup_bytes = tile.bytes(self.elem) as u32;
+        (kernel, tile.rows())
+    }
+
+    /// A kernel without tiles.
+    fn kernel(&self, entry: &'static str, bindings: &[Access]) -> Kernel {
+        self.finish(entry, bindings, &self.constants())
+    }
+
+    fn constants(&self) -> Vec<(&'static str, usize)> {
+        vec![("DV", self.n.head / self.elem)]
+    }
+
+    fn finish(&self, entry: &'static str, bindings: &[Access], numbers: &[(&'static str, usize)]) -> Kernel {
+        let spec = &self.spec;
+        let mut kernel = kernel(entry, bindings, constants(numbers));
+        for (name, value) in &mut kernel.constants {
+            *value = match *name {
+                "LENGTHS" => Const::Bool(spec.lengths),
+                "CAUSAL" => Const::Bool(spec.settings.causal),
+                "MASK" => Const::Bool(spec.mask),
+                "BIAS" => Const::Bool(spec.bias),
+                "DROPOUT" => Const::Bool(spec.settings.dropout.is_some()),
+                "FOUR" => Const::Bool(self.elem == 4),
+                "elem" => Const::Alias(if self.elem == 4 { "vec4<f32>" } else { "f32" }),
+                _ => continue,
+            };
+        }
         kernel
     }
 }
 
+/// How many rows a workgroup of `attention_lanes.wgsl` owns. More rows serve more multiply-adds with a load, but cost
+/// compile time (which grows with rows times chunks) and waste where `rows` is no multiple.
+fn lane_rows(rows: usize, dv: usize) -> usize {
+    let most = 64 / dv.div_ceil(8).min(8);
+    // The time a row takes, in percent, measured with D 32 on llvmpipe of Mesa 22.3.6.
+    let costs = [(32, 100), (24, 105), (16, 115), (8, 145)];
+    let fitting = costs.iter().filter(|(tm, _)| *tm <= most);
+    fitting.min_by_key(|(tm, cost)| rows.next_multiple_of(*tm) * cost).map_or(8, |(tm, _)| *tm)
+}
+
 /// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
-fn base_constants() -> Vec<(&'static str, Const)> {
-    let one = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"].map(|name| (name, Const::U32(1)));
-    let flags =
-        ["LENGTHS", "CAUSAL", "MASK", "BIAS", "DROPOUT", "FOUR"].map(|name| (name, Const::Bool(false)));
-    let mut constants = one.to_vec();
-    constants.extend(flags);
+fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
+    let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
+    let flags = ["LENGTHS", "CAUSAL", "MASK", "BIAS", "DROPOUT", "FOUR"];
+    let unused = names.iter().filter(|name| !numbers.iter().any(|(n, _)| n == *name));
+    let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
+    constants.extend(numbers.iter().map(|&(name, value)| (name, Const::U32(value as u32))));
+    constants.extend(flags.map(|name| (name, Const::Bool(false))));
     constants.push(("elem", Const::Alias("f32")));
     constants
 }
@@ -854,6 +893,7 @@ mod tests {
             extra: Operand::Scratch(0).into(),
             mask_batch: 0,
             bias_at: 0,
+            lanes: false,
         };
         for head in 1..=MAX_HEAD {
             for rows in [1, 8, 9, 17, 1000] {

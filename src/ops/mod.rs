@@ -31,6 +31,7 @@ pub struct Family {
 /// The one list of kernels.
 pub const FAMILIES: &[Family] = &[
     Family { name: "attention", source: attention::SOURCE, entries: attention::ENTRIES },
+    Family { name: "attention_lanes", source: attention::SOURCE_LANES, entries: attention::ENTRIES_LANES },
     Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] },
     Family { name: "matmul", source: matmul::SOURCE, entries: &["reduce", "zero"] },
     Family { name: "matmul_subgroup", source: matmul::SUBGROUP, entries: &["subgroup"] },
