@@ -14,8 +14,6 @@ struct Params {
     inner: u32, // extent of the inner batch dimension
     tiles_m: u32,
     tiles_n: u32,
-    m_turn: u32, // groups before the next tile along m, and along n: the one that is 1 varies fastest
-    n_turn: u32,
     count: u32, // workgroups that have work; elem of a slice in `reduce`, of out in `zero`
     k_chunk: u32, // k a group sums at most
     k_outer: u32, // first k of outer batch index z: z k_outer
@@ -60,10 +58,10 @@ struct Work {
     out: u32,
 }
 
-// The work of group number `index`.
+// The work of group number `index`: tiles along n first, so that a tile of A stays in cache.
 fn work_of(index: u32) -> Work {
-    let tile_n = (index / params.n_turn) % params.tiles_n;
-    let tile_m = (index / params.m_turn) % params.tiles_m;
+    let tile_n = index % params.tiles_n;
+    let tile_m = (index / params.tiles_n) % params.tiles_m;
     let z = index / (params.tiles_n * params.tiles_m);
     let inner = z % params.inner;
     let outer = z / params.inner;
@@ -85,8 +83,13 @@ fn finish(sum: elem, index: u32, column: u32) {
     if BIAS {
         v += bias[column];
     }
-    save_pre(index, v);
-    v = activate(v, ACTIVATION);
+    finish_biased(v, index);
+}
+
+// What follows the bias.
+fn finish_biased(x: elem, index: u32) {
+    save_pre(index, x);
+    var v = activate(x, ACTIVATION);
     if RESIDUAL {
         v += residual[index];
     }

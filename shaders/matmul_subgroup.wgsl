@@ -6,7 +6,7 @@
 // that matmul_pack.wgsl made.
 // Constants: LANES, TM, TN, STEP (k a loop turn; 4 where B_ALONG_K), A_ALONG_M: A is [K, M], or in tiles, and read as
 // vec4<f32> along m (TM divides by 4), B_ALONG_K: B is [N, K] and read as vec4<f32> along k,
-// EPILOGUE: there is more to do than to multiply by alpha.
+// LATER: activation and residual take another turn over out.
 
 const QUADS = (TM + 3u) / 4u; // rows of four; what lies beyond TM is never used
 
@@ -100,40 +100,60 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
     }
 
     let column0 = (work.tile_n * (TN * LANES) + lane) * (4u / ELEM);
-    for (var i = 0u; i < QUADS; i++) {
-        for (var c = 0u; c < 4u; c++) {
-            let row = row0 + 4u * i + c;
-            if 4u * i + c < TM && row >= first_row && row < params.m {
-                for (var j = 0u; j < TN; j++) {
-                    let column = column0 + j * LANES * (4u / ELEM);
-                    store_four(acc[i][c][j], work.out + row * params.out_row + column, column);
+    for (var j = 0u; j < TN; j++) {
+        let column = column0 + j * LANES * (4u / ELEM);
+        let add = bias_four(column);
+        for (var i = 0u; i < QUADS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let row = row0 + 4u * i + c;
+                if 4u * i + c < TM && row >= first_row && row < params.m {
+                    let v = acc[i][c][j] * params.alpha + add;
+                    store_four(v, work.out + row * params.out_row + column, column);
                 }
             }
         }
     }
-    if EPILOGUE {
-        // In a loop over what was just written: unrolled, an activation would make this kernel slow to compile.
+    if LATER {
+        // In a loop over what was just written: unrolled, this would make the kernel slow to compile.
         for (var row = first_row; row < min(row0 + TM, params.m); row++) {
-            for (var j = 0u; j < TN; j++) {
-                for (var c = 0u; c < 4u / ELEM; c++) {
-                    let column = column0 + j * LANES * (4u / ELEM) + c;
-                    if column < params.n {
-                        let index = work.out + row * params.out_row + column;
-                        finish(out[index], index, column);
-                    }
+            for (var j = 0u; j < TN * (4u / ELEM); j++) {
+                let column = column0 + j % (4u / ELEM) + j / (4u / ELEM) * LANES * (4u / ELEM);
+                if column < params.n {
+                    let index = work.out + row * params.out_row + column;
+                    finish_biased(out[index], index);
                 }
             }
         }
     }
 }
 
-// Stores the sums of four neighbouring columns, as far as they are columns of out.
-fn store_four(sum: vec4<f32>, index: u32, column: u32) {
-    let v = sum * select(params.alpha, 1.0, EPILOGUE);
+// The bias of four neighbouring columns.
+fn bias_four(column: u32) -> vec4<f32> {
+    var v = vec4(0.0);
+    if BIAS {
+        for (var c = 0u; c < 4u; c += ELEM) {
+            let own = vec4<f32>(bias[min(column + c, params.n - 1u)]);
+            if ELEM == 4u {
+                v = own;
+            } else {
+                v[c] = own.x;
+            }
+        }
+    }
+    return v;
+}
+
+// Stores four neighbouring columns, as far as they are columns of out.
+fn store_four(v: vec4<f32>, index: u32, column: u32) {
     for (var c = 0u; c < 4u; c += ELEM) {
         if column + c < params.n {
             // Where elem is a scalar, component c.
-            out[index + c] = elem_from(select(v, vec4(v[c]), ELEM == 1u));
+            let x = elem_from(select(v, vec4(v[c]), ELEM == 1u));
+            if LATER {
+                out[index + c] = x;
+            } else {
+                finish_biased(x, index + c);
+            }
         }
     }
 }

@@ -64,7 +64,9 @@ fn longest(sizes: [usize; 3]) -> usize {
 
 fn forms(cases: &mut Vec<Case>) {
     for (name, form_a, form_b) in FORMS {
-        for sizes in SIZES {
+        // TT only ever follows from the others' gradients.
+        let rare = form_a == Form::Transposed && form_b == Form::Transposed;
+        for sizes in SIZES.into_iter().step_by(if rare { 4 } else { 1 }) {
             let [m, n, k] = sizes;
             cases.push(
                 Case::new(format!("{name} {m}x{n}x{k}"), move |b: &mut Build| {
@@ -79,7 +81,7 @@ fn forms(cases: &mut Vec<Case>) {
             ("shared b", &[3], &[]),
             ("shared a", &[], &[3]),
         ] {
-            for sizes in [[7, 13, 5], [20, 36, 8], [2, 8, 40]] {
+            for sizes in [[7, 13, 5], [20, 36, 8]] {
                 let [m, n, k] = sizes;
                 cases.push(
                     Case::new(format!("{name} {what} {m}x{n}x{k}"), move |b: &mut Build| {

@@ -153,10 +153,6 @@ impl Product {
         s.m * s.n * s.batch[0] * s.batch[1] == s.shape.elements()
     }
 
-    fn has_epilogue(&self) -> bool {
-        self.bias || self.residual || self.activation != Activation::None
-    }
-
     fn flops(&self) -> u64 {
         let s = &self.at;
         2 * [s.m, s.n, s.k, s.batch[0], s.batch[1]].iter().map(|&d| d as u64).product::<u64>()

@@ -27,8 +27,6 @@ struct Params {
     inner: u32,
     tiles_m: u32,
     tiles_n: u32,
-    m_turn: u32,
-    n_turn: u32,
     count: u32,
     k_chunk: u32,
     k_outer: u32,
@@ -189,7 +187,7 @@ impl Lower<'_> {
         let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
         let bytes = 4 * s.k * s.n;
         // A copy costs as much as reading in place two or three times, and then each read costs half.
-        let pack_a = tm >= 16 && tiles_n >= 3 && self.a.read(s.k) != Read::Across;
+        let pack_a = tm >= 16 && tiles_n >= 2 && self.a.read(s.k) != Read::Across;
         // B is read for each tile of rows; where it is large and rows are far apart, mostly from outside the cache.
         let pack_b = match self.b.read(s.k) {
             Read::AlongK => s.m >= 64,
@@ -208,6 +206,8 @@ impl Lower<'_> {
         };
         let b_along_k = b.read == Read::AlongK;
         let splits = self.splits(tiles_m * tiles_n, 8);
+        // What is costly to compile or reads memory for each element.
+        let later = self.op.residual || !matches!(self.op.activation, Activation::None | Activation::Relu);
         let constants = vec![
             ("b_elem", Const::Alias("vec4<f32>")),
             ("LANES", Const::U32(lanes)),
@@ -216,12 +216,10 @@ impl Lower<'_> {
             ("STEP", Const::U32(if b_along_k { 4 } else { 2 })),
             ("A_ALONG_M", Const::Bool(a.read == Read::Across)),
             ("B_ALONG_K", Const::Bool(b_along_k)),
-            ("EPILOGUE", Const::Bool(self.op.has_epilogue() && splits == 1)),
+            ("LATER", Const::Bool(later && splits == 1)),
         ];
         let requires = Requires { subgroup_size: Some(lanes), workgroup_bytes: 0, invocations: lanes };
-        // Tiles of A that follow each other read the same part of B, or the other way around: the larger one stays.
-        let rows_first = bytes > 1 << 19 && s.n > s.m;
-        let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, rows_first, splits };
+        let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, splits };
         self.push_product(l, work, constants, requires)
     }
 
@@ -345,7 +343,6 @@ impl Lower<'_> {
             b: self.b.in_place(read_b),
             tile,
             columns,
-            rows_first: false,
             splits: if name == "tile" { self.splits(tiles, 64) } else { 1 },
         };
         it.push_product(l, work, constants, requires)
@@ -367,7 +364,7 @@ impl Lower<'_> {
         requires: Requires,
     ) -> Result<()> {
         let s = &self.op.at;
-        let Work { name, text, a, b, tile, columns, rows_first, splits } = work;
+        let Work { name, text, a, b, tile, columns, splits } = work;
         let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
         let split = splits > 1;
         let k_chunk = if split { s.k.div_ceil(splits).next_multiple_of(4) } else { s.k };
@@ -379,7 +376,6 @@ impl Lower<'_> {
         } else {
             (out, s.out, s.batch[0])
         };
-        let (m_turn, n_turn) = if rows_first { (1, tiles_m) } else { (tiles_n, 1) };
         let unit = if self.vec4 { 4 } else { 1 };
         let packed_b = b.tile != 0;
         let params = Params {
@@ -389,8 +385,6 @@ impl Lower<'_> {
             inner: s.batch[1] as u32,
             tiles_m: tiles_m as u32,
             tiles_n: tiles_n as u32,
-            m_turn: m_turn as u32,
-            n_turn: n_turn as u32,
             count: (tiles_m * tiles_n * outer * s.batch[1]) as u32,
             k_chunk: k_chunk as u32,
             k_outer: if split { k_chunk as u32 } else { 0 },
@@ -537,8 +531,6 @@ struct Work {
     tile: (usize, usize),
     /// Columns of B, counted like that.
     columns: usize,
-    /// Tiles that differ by rows follow each other.
-    rows_first: bool,
     /// Parts of k, summed by groups of their own.
     splits: usize,
 }
