@@ -2,8 +2,9 @@
 //
 // Two passes of the same kernel where there are many rows: the first sums `chunk` rows at a time into partial rows, the
 // second sums those. The order is fixed by the shape.
-// Grid: a workgroup of LANES invocations owns LANES elem columns of one chunk of rows; columns vary fastest.
-// Constants: LANES; lib/elem_vec4.wgsl or lib/elem_f32.wgsl.
+// Grid: a workgroup of LANES invocations owns LANES * RUN elem columns of one chunk of rows, an invocation columns
+// j * LANES + lane for j below RUN; columns vary fastest.
+// Constants: LANES, RUN; lib/elem_vec4.wgsl or lib/elem_f32.wgsl.
 
 struct Params {
     rows: u32,
@@ -22,16 +23,22 @@ struct Params {
 fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
            @builtin(local_invocation_index) lane: u32) {
     let index = group.y * groups.x + group.x;
-    let column = (index % params.groups_n) * LANES + lane;
-    let chunk = index / params.groups_n;
-    if index >= params.count || column >= params.columns {
+    if index >= params.count {
         return;
     }
+    let column0 = (index % params.groups_n) * (LANES * RUN) + lane;
+    let chunk = index / params.groups_n;
     let first = chunk * params.chunk;
     let end = min(first + params.chunk, params.rows);
-    var sum = elem(0.0);
+    var sums: array<elem, RUN>;
     for (var r = first; r < end; r++) {
-        sum += x[r * params.columns + column];
+        for (var j = 0u; j < RUN; j++) {
+            sums[j] += x[r * params.columns + min(column0 + j * LANES, params.columns - 1u)];
+        }
     }
-    out[chunk * params.columns + column] = sum;
+    for (var j = 0u; j < RUN; j++) {
+        if column0 + j * LANES < params.columns {
+            out[chunk * params.columns + column0 + j * LANES] = sums[j];
+        }
+    }
 }

@@ -80,12 +80,16 @@ impl Op for ColumnSum {
 fn push(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2], chunk: usize) -> Result<()> {
     let vec4 = n.is_multiple_of(4);
     let columns = if vec4 { n / 4 } else { n };
-    // A software adapter runs a workgroup's invocations as one sub-group after another: no more than one is needed.
-    let lanes = match (l.profile.class, l.profile.subgroup_size()) {
-        (DeviceClass::Cpu, size) => size.unwrap_or(8),
-        _ => 64,
+    // A software adapter runs the sub-groups of a workgroup one after another, so one is enough; it takes long pieces of
+    // rows, which its loads are quicker for.
+    let (lanes, run) = match (l.profile.class, l.profile.subgroup_size()) {
+        (DeviceClass::Cpu, size) => {
+            let lanes = size.unwrap_or(8);
+            (lanes, (columns as u32 / lanes).clamp(1, 8))
+        }
+        _ => (64, 1),
     };
-    let groups_n = columns.div_ceil(lanes as usize);
+    let groups_n = columns.div_ceil((lanes * run) as usize);
     let count = groups_n * rows.div_ceil(chunk);
     let params = Params {
         rows: rows as u32,
@@ -100,7 +104,7 @@ fn push(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2], chunk
             parts: vec![SOURCE, if vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 }],
             entry: "forward",
             bindings: vec![Access::Read, Access::Write],
-            constants: vec![("LANES", Const::U32(lanes))],
+            constants: vec![("LANES", Const::U32(lanes)), ("RUN", Const::U32(run))],
             requires: Requires { invocations: lanes, ..Default::default() },
         },
         operands: vec![x.into(), out.into()],
