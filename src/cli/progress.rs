@@ -103,7 +103,7 @@ impl Watch {
 
 /// The message of a training's bar and lines.
 pub fn of_step(metrics: &Metrics, left: Duration) -> String {
-    let left = left.as_secs() + 1;
+    let left = left.as_secs_f64().ceil() as u64;
     let left = match left {
         0..3600 => format!("{}:{:02}", left / 60, left % 60),
         _ => format!("{}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60),

@@ -203,12 +203,16 @@ impl Data {
             c.feed_forward
         ));
         note(&format!(
-            "data: {} ({} for validation), {} source and {} target symbols, {} an epoch, {:.0} % padding",
+            "data: {}, {} for validation, {} source and {} target symbols",
             count(self.pairs, "pair"),
             self.valid.as_ref().map_or("none".into(), |(pairs, _)| grouped(pairs.len() as u64)),
             grouped(self.source.1.len() as u64),
-            grouped(self.target.1.len() as u64),
-            count(self.train.batches_per_epoch(), "batch").replace("batchs", "batches"),
+            grouped(self.target.1.len() as u64)
+        ));
+        note(&format!(
+            "batches: {} an epoch, {}, {:.0} % padding",
+            grouped(self.train.batches_per_epoch() as u64),
+            count(self.train.buckets().len(), "shape"),
             100.0 * (1.0 - self.train.efficiency())
         ));
     }
@@ -514,10 +518,9 @@ impl Run {
         if done < self.steps {
             save_state(&self.trainer, &self.folder)?;
             let (done, steps) = (grouped(done), grouped(self.steps));
-            return print(&format!(
-                "stopped by Ctrl-C after step {done} of {steps}; saved: {at} (go on with: wgformer train --resume \
-                 --model {at})\n"
-            ));
+            print(&format!("stopped by Ctrl-C after step {done} of {steps}; saved: {at}\n"))?;
+            note(&format!("go on with: wgformer train --resume --model {at}"));
+            return Ok(());
         }
         self.folder.remove(STATE_FILE)?;
         let took = self.watch.elapsed();
