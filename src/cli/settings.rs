@@ -35,20 +35,20 @@ pub struct ModelFlags {
     #[arg(long, value_name = "N")]
     feed_forward: Option<usize>,
     /// LayerNorm before or after each sub-layer [default: post; dates: pre]
-    #[arg(long, value_parser = ["pre", "post"])]
+    #[arg(long, value_name = "WHERE", value_parser = ["pre", "post"])]
     norm: Option<String>,
     /// Activation of the feed-forward sub-layers [default: relu]
-    #[arg(long, value_parser = ["relu", "gelu", "gelu-tanh", "silu"])]
+    #[arg(long, value_name = "NAME", value_parser = ["relu", "gelu", "gelu-tanh", "silu"])]
     activation: Option<String>,
     /// Dropout probability, also that of attention [default: 0.1; big: 0.3; dates: 0]
     #[arg(long, value_name = "P")]
     dropout: Option<f64>,
     /// How positions are told [default: sinusoidal]
-    #[arg(long, value_parser = ["sinusoidal", "sinusoidal-halves", "learned"])]
+    #[arg(long, value_name = "KIND", value_parser = ["sinusoidal", "sinusoidal-halves", "learned"])]
     positions: Option<String>,
     /// Which matrices are one: none, target embedding and output, both embeddings, or all; the last two share a vocabulary
     /// [default: output]
-    #[arg(long, value_parser = ["none", "output", "embeddings", "all"])]
+    #[arg(long, value_name = "WHICH", value_parser = ["none", "output", "embeddings", "all"])]
     tying: Option<String>,
     /// The most symbols of the source vocabulary
     #[arg(long, value_name = "N")]
@@ -69,13 +69,13 @@ pub struct ModelFlags {
 #[command(next_help_heading = "Text")]
 pub struct TextFlags {
     /// What the symbols of a source are [default: words]
-    #[arg(long, value_parser = ["words", "chars"])]
+    #[arg(long, value_name = "KIND", value_parser = ["words", "chars"])]
     source_tokenizer: Option<String>,
     /// What the symbols of a target are [default: words]
-    #[arg(long, value_parser = ["words", "chars"])]
+    #[arg(long, value_name = "KIND", value_parser = ["words", "chars"])]
     target_tokenizer: Option<String>,
     /// Make the source, or both sides, lower-case [default: none]
-    #[arg(long, value_parser = ["none", "source", "both"], num_args = 0..=1, default_missing_value = "both")]
+    #[arg(long, value_name = "SIDES", value_parser = ["none", "source", "both"], num_args = 0..=1, default_missing_value = "both")]
     lowercase: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub struct TrainingFlags {
     #[arg(long, num_args = 1..=2, value_name = "FILE", help_heading = "Data")]
     valid: Option<Vec<String>>,
     /// A task that needs no data: dates, from seven written forms to 1999-03-03
-    #[arg(long, value_parser = ["dates"], conflicts_with_all = ["train", "valid"], help_heading = "Data")]
+    #[arg(long, value_name = "NAME", value_parser = ["dates"], conflicts_with_all = ["train", "valid"], help_heading = "Data")]
     task: Option<String>,
     /// Steps [default: 1000 for dates, else 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST))]
@@ -105,7 +105,7 @@ pub struct TrainingFlags {
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
     /// The learning rate after the warm-up [default: cosine]
-    #[arg(long, value_parser = ["noam", "inverse-sqrt", "linear", "cosine", "constant"])]
+    #[arg(long, value_name = "SHAPE", value_parser = ["noam", "inverse-sqrt", "linear", "cosine", "constant"])]
     schedule: Option<String>,
     /// Steps of warm-up [default: a tenth of the steps, at most 4000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=MOST))]
@@ -126,7 +126,7 @@ pub struct TrainingFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=MOST))]
     min_count: Option<u64>,
     /// Leave out pairs that are too long, or cut them [default: skip]
-    #[arg(long, value_parser = ["skip", "cut"])]
+    #[arg(long, value_name = "WHAT", value_parser = ["skip", "cut"])]
     overlong: Option<String>,
     /// Steps between validations, each of which saves the model; 0 validates at the end only [default: a fifth of
     /// the steps, at most 1000]
