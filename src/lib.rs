@@ -27,3 +27,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use profile::{DeviceClass, DeviceProfile};
 pub use shape::{DType, Shape, TensorType};
 pub use tensor::{HostTensor, Tensor64};
+
+/// The examples of the README, compiled with the documentation's.
+#[cfg(all(doctest, feature = "io"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
