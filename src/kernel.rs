@@ -68,6 +68,17 @@ pub struct Requires {
     pub invocations: u32,
 }
 
+/// A field of a parameter block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Field {
+    /// Its name, the same in Rust and in WGSL.
+    pub name: &'static str,
+    /// Its type, the same in Rust and in WGSL: `u32`, `i32` or `f32`.
+    pub ty: &'static str,
+    /// Its first byte.
+    pub offset: usize,
+}
+
 /// One specialised kernel: also the key of the pipeline cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
@@ -77,9 +88,10 @@ pub struct Kernel {
     pub parts: Vec<&'static str>,
     /// The entry point.
     pub entry: &'static str,
-    /// One access for each storage binding of group 0, in binding order from 0. The parameter block, where the kernel
-    /// has parameters, is the uniform at group 1, binding 0.
+    /// One access for each storage binding of group 0, in binding order from 0.
     pub bindings: Vec<Access>,
+    /// The fields of the parameter block, the uniform at group 1, binding 0; empty for a kernel without.
+    pub params: &'static [Field],
     /// The appended constants.
     pub constants: Vec<(&'static str, Const)>,
     /// What it needs of the device.
@@ -140,7 +152,7 @@ pub struct Dispatch {
     pub kernel: Kernel,
     /// One operand for each binding of the kernel.
     pub operands: Vec<Slice>,
-    /// The bytes of the parameter block (a `#[repr(C)]` struct of 4-byte fields, at most 256 bytes); may be empty.
+    /// The bytes of the parameter block, as [`Kernel::params`] lists its fields; at most 256.
     pub params: Vec<u8>,
     /// Workgroups in x, y, z.
     pub groups: [u32; 3],

@@ -237,6 +237,7 @@ fn a_kernel_that_does_not_compile_shows_its_line() {
         parts: vec!["@compute @workgroup_size(1) fn main() { let a = b; }"],
         entry: "main",
         bindings: vec![Access::Read],
+        params: &[],
         constants: vec![],
         requires: Requires::default(),
     });

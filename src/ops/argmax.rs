@@ -1,5 +1,6 @@
 //! The place of the largest element of each row.
 
+use super::params::params;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel};
@@ -7,11 +8,11 @@ use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/argmax.wgsl");
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    rows: u32,
-    forbid: u32,
+params! {
+    struct Params {
+        rows: u32,
+        forbid: u32,
+    }
 }
 
 #[derive(Debug)]
@@ -56,11 +57,12 @@ impl Op for Argmax {
                 parts: [&[SOURCE], &rows.parts()[..]].concat(),
                 entry: "argmax",
                 bindings: vec![Access::Read, Access::Write],
+                params: Params::FIELDS,
                 constants: [rows.constants(), vec![("FORBID", Const::Bool(self.forbid != 0))]].concat(),
                 requires: rows.requires(),
             },
             operands: vec![l.input(0).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&Params { rows: rows.rows as u32, forbid: self.forbid }).to_vec(),
+            params: Params { rows: rows.rows as u32, forbid: self.forbid }.bytes(),
             groups: rows.groups(l)?,
             flops: l.input_type(0).shape.elements() as u64,
         });

@@ -3,6 +3,7 @@
 //! in a fixed order, without atomics.
 
 use super::lib_wgsl;
+use super::params::params;
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
@@ -626,27 +627,27 @@ impl Op for Probabilities {
 const R: Access = Access::Read;
 const W: Access = Access::Write;
 
-#[repr(C)]
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    batch: u32,
-    t: u32,
-    s: u32,
-    heads: u32,
-    q_row: u32,
-    q_at: u32,
-    k_row: u32,
-    k_at: u32,
-    v_row: u32,
-    v_at: u32,
-    mask_at: u32,
-    mask_batch: u32,
-    bias_at: u32,
-    scale: f32,
-    slope: f32,
-    threshold: u32,
-    keep: f32,
-    site: u32,
+params! {
+    struct Params {
+        batch: u32,
+        t: u32,
+        s: u32,
+        heads: u32,
+        q_row: u32,
+        q_at: u32,
+        k_row: u32,
+        k_at: u32,
+        v_row: u32,
+        v_at: u32,
+        mask_at: u32,
+        mask_batch: u32,
+        bias_at: u32,
+        scale: f32,
+        slope: f32,
+        threshold: u32,
+        keep: f32,
+        site: u32,
+    }
 }
 
 /// The tile of a workgroup; see the shader.
@@ -717,7 +718,7 @@ impl Lowered {
         l.push(Dispatch {
             kernel: kernel("join", &[R, R, W], constants(&[])),
             operands: vec![l.input(mask).into(), l.input(bias).into(), joined.into()],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d((count(mask) + count(bias)).div_ceil(64) as usize)?,
             flops: 0,
         });
@@ -758,7 +759,7 @@ impl Lowered {
             keep: dropout.map_or(1.0, Dropout::scale) as f32,
             site: dropout.map_or(0, |d| d.site),
         };
-        bytemuck::bytes_of(&params).to_vec()
+        params.bytes()
     }
 
     /// By formula: a product of queries and keys (or probabilities and values) is 2 B H T S D, half of it where causal.
@@ -868,6 +869,7 @@ fn kernel(entry: &'static str, bindings: &[Access], constants: Vec<(&'static str
         parts: vec![SOURCE, lib_wgsl::RANDOM],
         entry,
         bindings: bindings.to_vec(),
+        params: Params::FIELDS,
         constants,
         requires: Requires { invocations: 64, ..Requires::default() },
     }

@@ -1,5 +1,6 @@
 //! Copies new rows into a cache that lives between runs: keys and values, or decoded ids.
 
+use super::params::params;
 use crate::graph::{Graph, Lowering, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
 use crate::{Error, Result, Tensor64, TensorType};
@@ -7,13 +8,13 @@ use crate::{Error, Result, Tensor64, TensorType};
 pub(super) const SOURCE: &str = include_str!("../../shaders/cache_write.wgsl");
 const GROUP: u32 = 64;
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    count: u32,
-    width: u32,
-    steps: u32,
-    positions: u32,
+params! {
+    struct Params {
+        count: u32,
+        width: u32,
+        steps: u32,
+        positions: u32,
+    }
 }
 
 /// Inputs: the cache [B, Smax, ..], the rows [B, T, ..], and the first position `u32[1]` if `offset`.
@@ -88,6 +89,7 @@ impl Op for CacheWrite {
                 parts: vec![SOURCE],
                 entry: "cache_write",
                 bindings: vec![Access::Update, Access::Read, Access::Read],
+                params: Params::FIELDS,
                 constants: vec![
                     ("GROUP", Const::U32(GROUP)),
                     ("OFFSET", Const::Bool(self.offset)),
@@ -100,13 +102,13 @@ impl Op for CacheWrite {
                 l.input(1).into(),
                 l.input(if self.offset { 2 } else { 1 }).into(),
             ],
-            params: bytemuck::bytes_of(&Params {
+            params: Params {
                 count: count as u32,
                 width: (width / per) as u32,
                 steps: steps as u32,
                 positions: positions as u32,
-            })
-            .to_vec(),
+            }
+            .bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
             flops: 0,
         });

@@ -1,6 +1,7 @@
 //! Sums of columns: `out[n] = sum over r of x[r, n]`. The gradient of a bias.
 
 use super::lib_wgsl;
+use super::params::params;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires};
 use crate::profile::DeviceClass;
@@ -8,14 +9,14 @@ use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/column_sum.wgsl");
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    rows: u32,
-    columns: u32,
-    chunk: u32,
-    groups_n: u32,
-    count: u32,
+params! {
+    struct Params {
+        rows: u32,
+        columns: u32,
+        chunk: u32,
+        groups_n: u32,
+        count: u32,
+    }
 }
 
 #[derive(Debug)]
@@ -104,11 +105,12 @@ fn push(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2], chunk
             parts: vec![SOURCE, if vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 }],
             entry: "forward",
             bindings: vec![Access::Read, Access::Write],
+            params: Params::FIELDS,
             constants: vec![("LANES", Const::U32(lanes)), ("RUN", Const::U32(run))],
             requires: Requires { invocations: lanes, ..Default::default() },
         },
         operands: vec![x.into(), out.into()],
-        params: bytemuck::bytes_of(&params).to_vec(),
+        params: params.bytes(),
         groups: l.groups_1d(count)?,
         flops: (rows * n) as u64,
     };

@@ -1,5 +1,6 @@
 //! Softmax cross-entropy with label smoothing, its gradient, and what is counted along the way.
 
+use super::params::params;
 use super::rows::Rows;
 use super::{elementwise, layout};
 use crate::DeviceProfile;
@@ -9,12 +10,12 @@ use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/cross_entropy.wgsl");
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    rows: u32,
-    ignore: u32,
-    smoothing: f32,
+params! {
+    struct Params {
+        rows: u32,
+        ignore: u32,
+        smoothing: f32,
+    }
 }
 
 /// The settings of the loss.
@@ -112,12 +113,9 @@ impl Op for CrossEntropyOp {
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let rows = Rows::new(l.profile, l.input_type(0));
         let elements = l.input_type(0).shape.elements() as u64;
-        let params = bytemuck::bytes_of(&Params {
-            rows: rows.rows as u32,
-            ignore: self.0.ignore,
-            smoothing: self.0.smoothing as f32,
-        })
-        .to_vec();
+        let params =
+            Params { rows: rows.rows as u32, ignore: self.0.ignore, smoothing: self.0.smoothing as f32 }
+                .bytes();
         let partials = l.scratch(rows.rows * 4);
         let mut bindings = vec![Access::Read, Access::Read, Access::Write];
         let mut operands: Vec<Slice> = vec![l.input(0).into(), l.input(1).into(), partials.into()];
@@ -132,6 +130,7 @@ impl Op for CrossEntropyOp {
                 parts: [&[SOURCE], &rows.parts()[..]].concat(),
                 entry: if gradient { "row_loss_gradient" } else { "row_loss" },
                 bindings,
+                params: Params::FIELDS,
                 constants: rows.constants(),
                 requires: rows.requires(),
             },
@@ -163,6 +162,7 @@ fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
         parts: [&[SOURCE], &lanes.parts()[..]].concat(),
         entry,
         bindings: Vec::new(),
+        params: Params::FIELDS,
         constants: lanes.constants(),
         requires: lanes.requires(),
     }
@@ -203,8 +203,7 @@ impl Op for CountTargets {
                 ..one_group(l.profile, "count_targets")
             },
             operands: vec![l.input(0).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&Params { rows: rows as u32, ignore: self.ignore, smoothing: 0.0 })
-                .to_vec(),
+            params: Params { rows: rows as u32, ignore: self.ignore, smoothing: 0.0 }.bytes(),
             groups: [1, 1, 1],
             flops: rows as u64,
         });

@@ -1,5 +1,6 @@
 //! Dropout, alone or before a residual sum.
 
+use super::params::params;
 use super::{elementwise, lib_wgsl};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
@@ -9,13 +10,13 @@ use crate::{DType, Error, Result, Tensor64, TensorType};
 pub(super) const SOURCE: &str = include_str!("../../shaders/dropout.wgsl");
 const GROUP: u32 = 64;
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    count: u32,
-    threshold: u32,
-    scale: f32,
-    site: u32,
+params! {
+    struct Params {
+        count: u32,
+        threshold: u32,
+        scale: f32,
+        site: u32,
+    }
 }
 
 /// out = x f, or residual + x f. Inputs: x, seed, and the residual.
@@ -86,11 +87,12 @@ impl Op for DropoutOp {
                 parts: [&[SOURCE], &dropout_parts(vec4)[..]].concat(),
                 entry: "forward",
                 bindings: vec![Access::Read, Access::Read, Access::Read, Access::Write],
+                params: Params::FIELDS,
                 constants: vec![("GROUP", Const::U32(GROUP)), ("RESIDUAL", Const::Bool(self.residual))],
                 requires: Requires { invocations: GROUP, ..Default::default() },
             },
             operands: vec![l.input(0).into(), residual.into(), l.input(1).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
             flops: 2 * n as u64,
         });

@@ -1,6 +1,7 @@
 //! Element-wise ops: add, multiply, scale, copy, activations.
 
 use super::lib_wgsl;
+use super::params::params;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
 use crate::{DType, Error, Result, Tensor64, TensorType};
@@ -100,11 +101,11 @@ pub fn erfc(x: f64) -> f64 {
     (-x * x).exp() / std::f64::consts::PI.sqrt() / (x + fraction)
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    count: u32,
-    factor: f32,
+params! {
+    struct Params {
+        count: u32,
+        factor: f32,
+    }
 }
 
 /// `array<vec4<f32>>` where the element count allows it.
@@ -165,6 +166,7 @@ impl Op for Unary {
                 parts: vec![SOURCE, lib_wgsl::ACTIVATION],
                 entry: "unary",
                 bindings: vec![Access::Read, Access::Write],
+                params: Params::FIELDS,
                 constants: vec![
                     ("GROUP", Const::U32(GROUP)),
                     ("FUNCTION", Const::U32(function)),
@@ -175,7 +177,7 @@ impl Op for Unary {
                 requires: Requires { invocations: GROUP, ..Default::default() },
             },
             operands: vec![l.input(0).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&Params { count: count as u32, factor: factor as f32 }).to_vec(),
+            params: Params { count: count as u32, factor: factor as f32 }.bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
             flops: n as u64,
         });
@@ -255,6 +257,7 @@ impl Op for Binary {
                 parts: vec![SOURCE, lib_wgsl::ACTIVATION],
                 entry: "binary",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
+                params: Params::FIELDS,
                 constants: vec![
                     ("GROUP", Const::U32(GROUP)),
                     ("FUNCTION", Const::U32(function)),
@@ -265,7 +268,7 @@ impl Op for Binary {
                 requires: Requires { invocations: GROUP, ..Default::default() },
             },
             operands: vec![l.input(0).into(), l.input(1).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&Params { count: count as u32, factor: 1.0 }).to_vec(),
+            params: Params { count: count as u32, factor: 1.0 }.bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
             flops: n as u64,
         });

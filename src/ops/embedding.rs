@@ -1,6 +1,7 @@
 //! Token embedding: rows of a table, scaled, with positions and dropout; the table's and the positions' gradients.
 
 use super::dropout::{active, dropout_parts};
+use super::params::params;
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Derived, Graph, Lowering, Node, Op, Role, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
@@ -8,18 +9,18 @@ use crate::{DType, DeviceClass, DeviceProfile, Error, HostTensor, Result, Tensor
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/embedding.wgsl");
 
-#[repr(C)]
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    rows: u32,
-    width: u32,
-    steps: u32,
-    vocabulary: u32,
-    positions: u32,
-    scale: f32,
-    dropout_site: u32,
-    dropout_threshold: u32,
-    dropout_scale: f32,
+params! {
+    struct Params {
+        rows: u32,
+        width: u32,
+        steps: u32,
+        vocabulary: u32,
+        positions: u32,
+        scale: f32,
+        dropout_site: u32,
+        dropout_threshold: u32,
+        dropout_scale: f32,
+    }
 }
 
 /// What [`embedding`] reads.
@@ -224,6 +225,7 @@ impl Op for Embedding {
                 parts: parts(c),
                 entry: "forward",
                 bindings: [[Access::Read; 5].as_slice(), &[Access::Write]].concat(),
+                params: Params::FIELDS,
                 constants: self.0.constants(teams),
                 requires: teams.requires(),
             },
@@ -236,7 +238,7 @@ impl Op for Embedding {
                 l.input(offset.unwrap_or(0)).into(),
                 l.output(0).into(),
             ],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: teams.groups(l, ids.shape.elements())?,
             flops: ids.shape.elements() as u64 * c as u64 * 2,
         });
@@ -302,6 +304,7 @@ impl Op for EmbeddingBackward {
                 parts: parts(c),
                 entry: "backward_table",
                 bindings: [[Access::Read; 4].as_slice(), &[Access::Write]].concat(),
+                params: Params::FIELDS,
                 constants: self.spec.constants(teams),
                 requires: Requires { workgroup_bytes: teams.group * 4, ..teams.requires() },
             },
@@ -312,7 +315,7 @@ impl Op for EmbeddingBackward {
                 l.input(2).into(),
                 l.output(0).into(),
             ],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(self.vocabulary.div_ceil(TABLE_ROWS as usize))?,
             flops: ids.shape.elements() as u64 * c as u64,
         });
@@ -362,11 +365,12 @@ impl Op for PositionsBackward {
                 parts: parts(c),
                 entry: "backward_positions",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
+                params: Params::FIELDS,
                 constants: self.spec.constants(teams),
                 requires: teams.requires(),
             },
             operands: vec![l.input(0).into(), l.input(seed.unwrap_or(0)).into(), l.output(0).into()],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: teams.groups(l, self.count)?,
             flops: d_out.elements() as u64,
         });

@@ -1,6 +1,7 @@
 //! LayerNorm over the innermost dimension, plain or after a residual sum with dropout.
 
 use super::dropout::{active, dropout_parts, key};
+use super::params::params;
 use super::random::Dropout;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
@@ -15,16 +16,16 @@ const HELD: usize = 32;
 // The fewest rows of a strip.
 const STRIP: usize = 8;
 
-#[repr(C)]
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    rows: u32,
-    eps: f32,
-    threshold: u32,
-    scale: f32,
-    site: u32,
-    strip: u32,
-    strips: u32,
+params! {
+    struct Params {
+        rows: u32,
+        eps: f32,
+        threshold: u32,
+        scale: f32,
+        site: u32,
+        strip: u32,
+        strips: u32,
+    }
 }
 
 impl Params {
@@ -50,6 +51,7 @@ fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
         parts,
         entry,
         bindings,
+        params: Params::FIELDS,
         constants,
         requires: rows.requires(),
     }
@@ -193,7 +195,7 @@ impl Op for LayerNorm {
         l.push(Dispatch {
             kernel,
             operands: operands.into_iter().map(Into::into).collect(),
-            params: bytemuck::bytes_of(&Params::new(&rows, self.eps, self.dropout)).to_vec(),
+            params: Params::new(&rows, self.eps, self.dropout).bytes(),
             groups: rows.groups(l)?,
             flops: 8 * l.output_type(0).shape.elements() as u64,
         });
@@ -270,7 +272,7 @@ impl Op for Backward {
         l.push(Dispatch {
             kernel,
             operands: operands.into_iter().map(Into::into).collect(),
-            params: bytemuck::bytes_of(&Params::new(&rows, 0.0, self.dropout)).to_vec(),
+            params: Params::new(&rows, 0.0, self.dropout).bytes(),
             groups: rows.groups(l)?,
             flops: 12 * l.output_type(0).shape.elements() as u64,
         });
@@ -341,7 +343,7 @@ impl Op for ParamsBackward {
             l.push(Dispatch {
                 kernel,
                 operands: operands.iter().map(|&o| o.into()).collect(),
-                params: bytemuck::bytes_of(&params).to_vec(),
+                params: params.bytes(),
                 groups: [lanes.div_ceil(group as usize) as u32, groups_y, 1],
                 flops,
             });

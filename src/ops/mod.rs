@@ -13,6 +13,7 @@ pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
 pub mod optimizer;
+mod params;
 pub mod random;
 mod rows;
 pub mod softmax;

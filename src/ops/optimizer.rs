@@ -1,6 +1,7 @@
 //! The optimiser over flat pages: the global norm of the gradients, and Adam.
 
 use super::lib_wgsl;
+use super::params::params;
 use crate::graph::{Graph, Lowering, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
 use crate::profile::DeviceClass;
@@ -12,20 +13,20 @@ pub(super) const SOURCE: &str = include_str!("../../shaders/optimizer.wgsl");
 /// Pages have a multiple of this many elements.
 const PAGE_UNIT: usize = 64;
 
-#[repr(C)]
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    count: u32,
-    max_norm: f32,
-    beta1: f32,
-    beta2: f32,
-    one_minus_beta1: f32,
-    one_minus_beta2: f32,
-    eps: f32,
-    weight_decay: f32,
-    decay_start: u32,
-    decay_end: u32,
-    share: u32,
+params! {
+    struct Params {
+        count: u32,
+        max_norm: f32,
+        beta1: f32,
+        beta2: f32,
+        one_minus_beta1: f32,
+        one_minus_beta2: f32,
+        eps: f32,
+        weight_decay: f32,
+        decay_start: u32,
+        decay_end: u32,
+        share: u32,
+    }
 }
 
 fn check_page(name: &str, page: &TensorType) -> Result<()> {
@@ -57,6 +58,7 @@ fn kernel(l: &Lowering, entry: &'static str, bindings: Vec<Access>) -> Kernel {
         parts: vec![SOURCE, rows],
         entry,
         bindings,
+        params: Params::FIELDS,
         constants: vec![
             ("GROUP", Const::U32(group)),
             ("WIDTH", Const::U32(group)),
@@ -170,7 +172,7 @@ impl Op for GradientNorm {
 }
 
 fn params_bytes(params: Params) -> Vec<u8> {
-    bytemuck::bytes_of(&params).to_vec()
+    params.bytes()
 }
 
 /// The settings of Adam.

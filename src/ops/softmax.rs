@@ -1,5 +1,6 @@
 //! Softmax and log-softmax over the innermost dimension.
 
+use super::params::params;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand};
@@ -11,6 +12,12 @@ pub(super) const SOURCE: &str = include_str!("../../shaders/softmax.wgsl");
 // a kernel takes lavapipe half a second to compile.
 const HELD: usize = 16;
 const CHUNK: usize = 8;
+
+params! {
+    struct Params {
+        rows: u32,
+    }
+}
 
 fn check_f32(name: &str, t: &TensorType) -> Result<()> {
     if t.dtype != DType::F32 || t.shape.elements() == 0 {
@@ -33,11 +40,12 @@ fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>
             parts: [&[SOURCE], &rows.parts()[..]].concat(),
             entry,
             bindings,
+            params: Params::FIELDS,
             constants,
             requires: rows.requires(),
         },
         operands: operands.into_iter().map(Into::into).collect(),
-        params: bytemuck::bytes_of(&(rows.rows as u32)).to_vec(),
+        params: Params { rows: rows.rows as u32 }.bytes(),
         groups: rows.groups(l)?,
         flops: 5 * ty.shape.elements() as u64,
     })

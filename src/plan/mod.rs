@@ -401,8 +401,12 @@ impl Planner<'_> {
         label: &str,
     ) -> Result<Vec<Place>> {
         let broken = |what: String| Err(Error::Internal(format!("{label}: {what}")));
-        if d.operands.len() != d.kernel.bindings.len() || d.params.len() > ALIGN_BYTES as usize {
-            return broken(format!("{} operands for {} bindings", d.operands.len(), d.kernel.bindings.len()));
+        let k = &d.kernel;
+        if d.operands.len() != k.bindings.len() {
+            return broken(format!("{} operands for {} bindings", d.operands.len(), k.bindings.len()));
+        }
+        if d.params.len() != 4 * k.params.len() || d.params.len() > ALIGN_BYTES as usize {
+            return broken(format!("{} parameter bytes for {} fields", d.params.len(), k.params.len()));
         }
         let r = &d.kernel.requires;
         let p = self.profile;

@@ -1,6 +1,7 @@
 //! Which variant computes a product on which device, and its dispatches.
 
 use super::super::lib_wgsl;
+use super::super::params::params;
 use super::{Form, Product, View};
 use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
@@ -18,54 +19,54 @@ const NO_PRE: &str = include_str!("../../../shaders/matmul_no_pre.wgsl");
 
 type Constants = Vec<(&'static str, Const)>;
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Params {
-    m: u32,
-    n: u32,
-    k: u32,
-    inner: u32,
-    tiles_m: u32,
-    tiles_n: u32,
-    count: u32,
-    k_chunk: u32,
-    k_outer: u32,
-    splits: u32,
-    alpha: f32,
-    a_start: u32,
-    a_row: u32,
-    a_k: u32,
-    a_tile: u32,
-    a_outer: u32,
-    a_inner: u32,
-    b_start: u32,
-    b_k: u32,
-    b_column: u32,
-    b_tile: u32,
-    b_first: u32,
-    b_columns: u32,
-    b_outer: u32,
-    b_inner: u32,
-    out_start: u32,
-    out_row: u32,
-    out_outer: u32,
-    out_inner: u32,
+params! {
+    struct Params {
+        m: u32,
+        n: u32,
+        k: u32,
+        inner: u32,
+        tiles_m: u32,
+        tiles_n: u32,
+        count: u32,
+        k_chunk: u32,
+        k_outer: u32,
+        splits: u32,
+        alpha: f32,
+        a_start: u32,
+        a_row: u32,
+        a_k: u32,
+        a_tile: u32,
+        a_outer: u32,
+        a_inner: u32,
+        b_start: u32,
+        b_k: u32,
+        b_column: u32,
+        b_tile: u32,
+        b_first: u32,
+        b_columns: u32,
+        b_outer: u32,
+        b_inner: u32,
+        out_start: u32,
+        out_row: u32,
+        out_outer: u32,
+        out_inner: u32,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct PackParams {
-    k: u32,
-    w: u32,
-    start: u32,
-    k_stride: u32,
-    w_stride: u32,
-    outer: u32,
-    inner: u32,
-    inner_count: u32,
-    tiles: u32,
-    chunks: u32,
-    count: u32,
+params! {
+    struct PackParams {
+        k: u32,
+        w: u32,
+        start: u32,
+        k_stride: u32,
+        w_stride: u32,
+        outer: u32,
+        inner: u32,
+        inner_count: u32,
+        tiles: u32,
+        chunks: u32,
+        count: u32,
+    }
 }
 
 /// A variant for GPUs, with its sizes.
@@ -260,6 +261,7 @@ impl Lower<'_> {
                 parts: vec![PACK],
                 entry: "pack",
                 bindings: vec![Access::Read, Access::Write],
+                params: PackParams::FIELDS,
                 constants: vec![
                     ("x_elem", Const::Alias(elem(read != Read::Scalar))),
                     ("LANES", Const::U32(lanes)),
@@ -270,7 +272,7 @@ impl Lower<'_> {
                 requires: Requires { invocations: lanes, ..Default::default() },
             },
             operands: vec![x.operand.into(), out.into()],
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(groups)?,
             flops: 0,
         };
@@ -417,11 +419,12 @@ impl Lower<'_> {
                 parts: [SOURCE, text].into_iter().chain(self.shared_parts(!split)).collect(),
                 entry: name,
                 bindings: self.bindings(!split),
+                params: Params::FIELDS,
                 constants,
                 requires,
             },
             operands: self.operands(l, a.operand, b.operand, dest, !split),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(params.count as usize)?,
             flops: self.op.flops(),
         };
@@ -440,7 +443,7 @@ impl Lower<'_> {
         let dispatch = Dispatch {
             kernel: self.plain_kernel("reduce", true),
             operands: self.operands(l, dest, dest, out, true),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(count.div_ceil(64))?,
             flops: (splits * s.m * s.n) as u64,
         };
@@ -453,12 +456,12 @@ impl Lower<'_> {
         let count = l.output_type(0).shape.elements() / if self.vec4 { 4 } else { 1 };
         let mut kernel = self.plain_kernel("zero", false);
         kernel.bindings[4] = Access::Write;
-        let params = Params { count: count as u32, ..bytemuck::Zeroable::zeroed() };
+        let params = Params { count: count as u32, ..Default::default() };
         let b = self.b.operand;
         let dispatch = Dispatch {
             kernel,
             operands: [b, b, b, b, l.output(0)].map(Slice::from).to_vec(),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params: params.bytes(),
             groups: l.groups_1d(count.div_ceil(64))?,
             flops: 0,
         };
@@ -475,6 +478,7 @@ impl Lower<'_> {
             parts: [SOURCE].into_iter().chain(self.shared_parts(last)).collect(),
             entry,
             bindings: self.bindings(last),
+            params: Params::FIELDS,
             constants,
             requires: Requires { invocations: 64, ..Default::default() },
         }
