@@ -5,6 +5,7 @@
 //! error lines stay right.
 
 use crate::graph::ValueId;
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// How a kernel uses a storage binding.
@@ -85,7 +86,7 @@ pub struct Kernel {
     /// Family and entry, as in the list `ops::FAMILIES`, and the variant: `matmul/subgroup`, `layer_norm/backward`.
     pub name: String,
     /// WGSL texts: the family's file first, then shared text.
-    pub parts: Vec<&'static str>,
+    pub parts: Vec<Cow<'static, str>>,
     /// The entry point.
     pub entry: &'static str,
     /// One access for each storage binding of group 0, in binding order from 0.
@@ -96,6 +97,11 @@ pub struct Kernel {
     pub constants: Vec<(&'static str, Const)>,
     /// What it needs of the device.
     pub requires: Requires,
+}
+
+/// Texts as the parts of a kernel.
+pub fn parts(texts: impl IntoIterator<Item = &'static str>) -> Vec<Cow<'static, str>> {
+    texts.into_iter().map(Cow::Borrowed).collect()
 }
 
 impl Kernel {

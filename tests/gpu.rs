@@ -2,7 +2,7 @@
 
 use wgformer::gpu::{Backend, Executor, Gpu, Memory, Request, adapters, request};
 use wgformer::graph::{Derived, Graph, ValueId};
-use wgformer::kernel::{Access, Kernel, Requires};
+use wgformer::kernel::{Access, Kernel, Requires, parts};
 use wgformer::plan::Plan;
 use wgformer::{Error, ErrorKind, HostTensor, TensorType, ops};
 
@@ -234,7 +234,7 @@ fn a_kernel_that_does_not_compile_shows_its_line() {
     let mut plan = Plan::new(&g, &[y], gpu.profile()).unwrap();
     plan.kernels.push(Kernel {
         name: "broken".into(),
-        parts: vec!["@compute @workgroup_size(1) fn main() { let a = b; }"],
+        parts: parts(["@compute @workgroup_size(1) fn main() { let a = b; }"]),
         entry: "main",
         bindings: vec![Access::Read],
         params: &[],

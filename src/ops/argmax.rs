@@ -3,7 +3,7 @@
 use super::params::params;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel};
+use crate::kernel::{Access, Const, Dispatch, Kernel, parts};
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/argmax.wgsl");
@@ -54,7 +54,7 @@ impl Op for Argmax {
         l.push(Dispatch {
             kernel: Kernel {
                 name: format!("argmax/{}", rows.variant()),
-                parts: [&[SOURCE], &rows.parts()[..]].concat(),
+                parts: parts([SOURCE].into_iter().chain(rows.parts())),
                 entry: "argmax",
                 bindings: vec![Access::Read, Access::Write],
                 params: Params::FIELDS,

@@ -6,7 +6,7 @@ use super::lib_wgsl;
 use super::params::params;
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::{DType, DeviceClass, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/attention.wgsl");
@@ -799,7 +799,7 @@ impl Lowered {
             c.push(("TM", rows));
             c.push(("KN", if walked > 8 { 2 } else { 1 }));
             let mut kernel = self.finish(entries[1], bindings, &c);
-            kernel.parts.insert(1, SOURCE_LANES);
+            kernel.parts.insert(1, SOURCE_LANES.into());
             kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
             return (kernel, rows);
         }
@@ -866,7 +866,7 @@ fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
 fn kernel(entry: &'static str, bindings: &[Access], constants: Vec<(&'static str, Const)>) -> Kernel {
     Kernel {
         name: format!("attention/{entry}"),
-        parts: vec![SOURCE, lib_wgsl::RANDOM],
+        parts: parts([SOURCE, lib_wgsl::RANDOM]),
         entry,
         bindings: bindings.to_vec(),
         params: Params::FIELDS,

@@ -2,7 +2,7 @@
 
 use super::params::params;
 use crate::graph::{Graph, Lowering, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/cache_write.wgsl");
@@ -86,7 +86,7 @@ impl Op for CacheWrite {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "cache_write".into(),
-                parts: vec![SOURCE],
+                parts: parts([SOURCE]),
                 entry: "cache_write",
                 bindings: vec![Access::Update, Access::Read, Access::Read],
                 params: Params::FIELDS,

@@ -3,7 +3,7 @@
 use super::lib_wgsl;
 use super::params::params;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, parts};
 use crate::profile::DeviceClass;
 use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
 
@@ -102,7 +102,7 @@ fn push(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2], chunk
     let dispatch = Dispatch {
         kernel: Kernel {
             name: "column_sum/forward".into(),
-            parts: vec![SOURCE, if vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 }],
+            parts: parts([SOURCE, if vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 }]),
             entry: "forward",
             bindings: vec![Access::Read, Access::Write],
             params: Params::FIELDS,

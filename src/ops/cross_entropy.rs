@@ -5,7 +5,7 @@ use super::rows::Rows;
 use super::{elementwise, layout};
 use crate::DeviceProfile;
 use crate::graph::{ALIGN, Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Dispatch, Kernel, Slice};
+use crate::kernel::{Access, Dispatch, Kernel, Slice, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/cross_entropy.wgsl");
@@ -127,7 +127,7 @@ impl Op for CrossEntropyOp {
         l.push(Dispatch {
             kernel: Kernel {
                 name: format!("cross_entropy/{}{}", if gradient { "gradient_" } else { "" }, rows.variant()),
-                parts: [&[SOURCE], &rows.parts()[..]].concat(),
+                parts: parts([SOURCE].into_iter().chain(rows.parts())),
                 entry: if gradient { "row_loss_gradient" } else { "row_loss" },
                 bindings,
                 params: Params::FIELDS,
@@ -159,7 +159,7 @@ fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
     let lanes = Rows::new(profile, &TensorType::f32([1, 1024]));
     Kernel {
         name: format!("cross_entropy/{entry}_{}", lanes.variant()),
-        parts: [&[SOURCE], &lanes.parts()[..]].concat(),
+        parts: parts([SOURCE].into_iter().chain(lanes.parts())),
         entry,
         bindings: Vec::new(),
         params: Params::FIELDS,

@@ -3,7 +3,7 @@
 use super::params::params;
 use super::{elementwise, lib_wgsl};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::ops::random::{Dropout, RandomKey};
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
@@ -84,7 +84,7 @@ impl Op for DropoutOp {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "dropout/forward".into(),
-                parts: [&[SOURCE], &dropout_parts(vec4)[..]].concat(),
+                parts: parts([SOURCE].into_iter().chain(dropout_parts(vec4))),
                 entry: "forward",
                 bindings: vec![Access::Read, Access::Read, Access::Read, Access::Write],
                 params: Params::FIELDS,

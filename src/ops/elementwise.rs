@@ -3,7 +3,7 @@
 use super::lib_wgsl;
 use super::params::params;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/elementwise.wgsl");
@@ -163,7 +163,7 @@ impl Op for Unary {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "elementwise/unary".into(),
-                parts: vec![SOURCE, lib_wgsl::ACTIVATION],
+                parts: parts([SOURCE, lib_wgsl::ACTIVATION]),
                 entry: "unary",
                 bindings: vec![Access::Read, Access::Write],
                 params: Params::FIELDS,
@@ -254,7 +254,7 @@ impl Op for Binary {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "elementwise/binary".into(),
-                parts: vec![SOURCE, lib_wgsl::ACTIVATION],
+                parts: parts([SOURCE, lib_wgsl::ACTIVATION]),
                 entry: "binary",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
                 params: Params::FIELDS,

@@ -4,8 +4,9 @@ use super::dropout::{active, dropout_parts};
 use super::params::params;
 use super::random::{Dropout, RandomKey};
 use crate::graph::{Derived, Graph, Lowering, Node, Op, Role, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, DeviceClass, DeviceProfile, Error, HostTensor, Result, Tensor64, TensorType};
+use std::borrow::Cow;
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/embedding.wgsl");
 
@@ -123,8 +124,8 @@ impl Teams {
 }
 
 /// The texts for rows of c floats.
-fn parts(c: usize) -> Vec<&'static str> {
-    [&[SOURCE], &dropout_parts(c.is_multiple_of(4))[..]].concat()
+fn texts(c: usize) -> Vec<Cow<'static, str>> {
+    parts([SOURCE].into_iter().chain(dropout_parts(c.is_multiple_of(4))))
 }
 
 /// c in elems.
@@ -222,7 +223,7 @@ impl Op for Embedding {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/forward".into(),
-                parts: parts(c),
+                parts: texts(c),
                 entry: "forward",
                 bindings: [[Access::Read; 5].as_slice(), &[Access::Write]].concat(),
                 params: Params::FIELDS,
@@ -301,7 +302,7 @@ impl Op for EmbeddingBackward {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/backward_table".into(),
-                parts: parts(c),
+                parts: texts(c),
                 entry: "backward_table",
                 bindings: [[Access::Read; 4].as_slice(), &[Access::Write]].concat(),
                 params: Params::FIELDS,
@@ -362,7 +363,7 @@ impl Op for PositionsBackward {
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/backward_positions".into(),
-                parts: parts(c),
+                parts: texts(c),
                 entry: "backward_positions",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
                 params: Params::FIELDS,

@@ -5,7 +5,7 @@ use super::params::params;
 use super::random::Dropout;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Requires};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::profile::DeviceClass;
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
@@ -39,8 +39,7 @@ impl Params {
 }
 
 fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
-    let mut parts = vec![SOURCE, rows.parts()[0]];
-    parts.extend(dropout_parts(rows.vec4));
+    let texts = [SOURCE, rows.parts()[0]].into_iter().chain(dropout_parts(rows.vec4));
     let mut constants = rows.constants();
     constants.push(("COLUMNS", Const::U32(1)));
     for flag in ["KEEP", "RESIDUAL", "DROPOUT", "SECOND"] {
@@ -48,7 +47,7 @@ fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
     }
     Kernel {
         name: format!("layer_norm/{entry}_{}", rows.variant()),
-        parts,
+        parts: parts(texts),
         entry,
         bindings,
         params: Params::FIELDS,
@@ -335,7 +334,7 @@ impl Op for ParamsBackward {
             bindings.resize(operands.len(), Access::Write);
             let mut kernel = kernel(&rows, entry, bindings);
             kernel.name = format!("layer_norm/{entry}");
-            kernel.parts[1] = super::lib_wgsl::ROWS_INVOCATION;
+            kernel.parts[1] = super::lib_wgsl::ROWS_INVOCATION.into();
             set(&mut kernel, "WIDTH", Const::U32(1));
             set(&mut kernel, "GROUP", Const::U32(group));
             set(&mut kernel, "COLUMNS", Const::U32(columns as u32));

@@ -3,7 +3,7 @@
 use super::lib_wgsl;
 use super::params::params;
 use crate::graph::{Graph, Lowering, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::profile::DeviceClass;
 use crate::{DType, Error, Result, Tensor64, TensorType};
 use std::ops::Range;
@@ -55,7 +55,7 @@ fn kernel(l: &Lowering, entry: &'static str, bindings: Vec<Access>) -> Kernel {
     };
     Kernel {
         name: format!("optimizer/{entry}"),
-        parts: vec![SOURCE, rows],
+        parts: parts([SOURCE, rows]),
         entry,
         bindings,
         params: Params::FIELDS,
@@ -123,6 +123,8 @@ impl Op for GradientNorm {
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
         let (schedule, pages) = inputs.split_at(usize::from(self.scaled));
         let squares: f64 = pages.iter().flat_map(|p| &p.data).map(|g| g * g).sum();
+        // As on the device, whose sum is infinite where it is too large for f32.
+        let squares = if (squares as f32).is_infinite() { f64::INFINITY } else { squares };
         let norm = squares.sqrt() * schedule.first().map_or(1.0, |s| s.data[3].abs());
         let factor = match self.max_norm {
             // What f32 cannot hold on the device is no finite norm.

@@ -3,7 +3,7 @@
 use super::params::params;
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Const, Dispatch, Kernel, Operand};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/softmax.wgsl");
@@ -37,7 +37,7 @@ fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>
     Ok(Dispatch {
         kernel: Kernel {
             name: format!("softmax/{entry}_{}", rows.variant()),
-            parts: [&[SOURCE], &rows.parts()[..]].concat(),
+            parts: parts([SOURCE].into_iter().chain(rows.parts())),
             entry,
             bindings,
             params: Params::FIELDS,

@@ -4,7 +4,7 @@ use super::super::lib_wgsl;
 use super::super::params::params;
 use super::{Form, Product, View};
 use crate::graph::Lowering;
-use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice};
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::elementwise::Activation;
 use crate::profile::DeviceClass;
 use crate::{Result, TensorType};
@@ -258,7 +258,7 @@ impl Lower<'_> {
         let dispatch = Dispatch {
             kernel: Kernel {
                 name: "matmul/pack".into(),
-                parts: vec![PACK],
+                parts: parts([PACK]),
                 entry: "pack",
                 bindings: vec![Access::Read, Access::Write],
                 params: PackParams::FIELDS,
@@ -416,7 +416,7 @@ impl Lower<'_> {
         let dispatch = Dispatch {
             kernel: Kernel {
                 name: format!("matmul/{name}"),
-                parts: [SOURCE, text].into_iter().chain(self.shared_parts(!split)).collect(),
+                parts: parts([SOURCE, text].into_iter().chain(self.shared_parts(!split))),
                 entry: name,
                 bindings: self.bindings(!split),
                 params: Params::FIELDS,
@@ -475,7 +475,7 @@ impl Lower<'_> {
         constants.extend([("a_elem", Const::Alias("f32")), ("b_elem", Const::Alias("f32"))]);
         Kernel {
             name: format!("matmul/{entry}"),
-            parts: [SOURCE].into_iter().chain(self.shared_parts(last)).collect(),
+            parts: parts([SOURCE].into_iter().chain(self.shared_parts(last))),
             entry,
             bindings: self.bindings(last),
             params: Params::FIELDS,
