@@ -20,8 +20,11 @@ mod profile;
 pub mod rng;
 mod shape;
 mod tensor;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod text;
 pub mod train;
+pub mod verify;
 
 pub use error::{Error, ErrorKind, Result};
 pub use profile::{DeviceClass, DeviceProfile};

@@ -11,10 +11,14 @@ mod executor;
 mod memory;
 mod profile;
 mod request;
+mod solo;
 
 pub use executor::{Executor, Fetch};
 pub use memory::Memory;
 pub use request::{AdapterDescription, Backend, Request, adapters, choose, request, request_async};
+pub use solo::{
+    GUARD_BYTES, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison,
+};
 
 use crate::kernel::{Access, Kernel};
 use crate::plan::{ALIGN_BYTES, Plan};

@@ -75,6 +75,8 @@ pub struct Step {
     pub groups: [u32; 3],
     /// Scope and op.
     pub label: String,
+    /// The node that it belongs to: index into [`Graph::nodes`].
+    pub node: usize,
     /// Floating-point operations, by formula.
     pub flops: u64,
     /// Bytes bound: what it reads and writes if each is touched once.
@@ -107,7 +109,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// All parameter blocks.
     pub params: Vec<u8>,
-    /// Where inputs, states and fetched outputs are.
+    /// Where values are: inputs, states and fetched outputs before and after a run, all others from the step that
+    /// writes them to the last that reads them.
     pub places: HashMap<ValueId, Place>,
     /// Bytes of all computed values together, as if none shared memory.
     pub value_bytes: u64,
@@ -188,14 +191,11 @@ impl Planner<'_> {
         };
         self.emit(&lowered, &places, &mut plan)?;
         for id in self.graph.ids() {
-            let leaf = !matches!(self.graph.value(id).role, Role::Computed { .. });
-            if leaf || self.outputs.contains(&id) {
-                let (root, start) = self.graph.resolve(id);
-                if let Some(&p) = places.get(&Holder::Value(root)) {
-                    let bytes = self.graph.value(id).ty.bytes();
-                    plan.places
-                        .insert(id, Place { buffer: p.buffer, offset: p.offset + start as u64 * 4, bytes });
-                }
+            let (root, start) = self.graph.resolve(id);
+            if let Some(&p) = places.get(&Holder::Value(root)) {
+                let bytes = self.graph.value(id).ty.bytes();
+                plan.places
+                    .insert(id, Place { buffer: p.buffer, offset: p.offset + start as u64 * 4, bytes });
             }
         }
         Ok(plan)
@@ -385,6 +385,7 @@ impl Planner<'_> {
                     params,
                     groups: d.groups,
                     label,
+                    node: l.node,
                     flops: d.flops,
                     bytes,
                 });

@@ -1,0 +1,359 @@
+//! A run of a plan over bytes on the host.
+
+use super::tolerance::{Mismatch, compare, node_bounds, worst_share};
+use crate::gpu::{Gpu, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison};
+use crate::graph::{Derived, Graph, Node, Role, ValueId, argsort};
+use crate::kernel::{Access, Kernel};
+use crate::plan::{BufferKind, Place, Plan, Step};
+use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+/// The order in which the workgroups and invocations of a dispatch run, as far as a kernel lets one choose
+/// ([`Prepared::controlled`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As the device has it, in one submission.
+    Natural,
+    /// The last workgroup and the last invocation first, in up to three submissions of other sizes.
+    Reversed,
+}
+
+/// A kernel made ready for a replay.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// Its pipeline.
+    pub solo: Solo,
+    /// Its text was changed to read a block of eight words behind its last binding: the poison for workgroup memory,
+    /// whether the order is reversed, the first workgroup in x, y and z, and the number of workgroups in x, y and z.
+    pub controlled: bool,
+}
+
+/// What is wrong with a step of a plan.
+#[derive(Clone, Debug)]
+pub struct Trouble {
+    /// The labels of the dispatches of the node, joined.
+    pub label: String,
+    /// The names of their kernels.
+    pub kernels: Vec<String>,
+    /// The index of the last of them in the plan.
+    pub step: usize,
+    /// The value or binding.
+    pub tensor: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+    /// What the node had read: name and value.
+    pub inputs: Vec<(String, HostTensor)>,
+}
+
+/// The kinds of trouble.
+#[derive(Clone, Debug)]
+pub enum Problem {
+    /// The result is not what the reference says.
+    Wrong(Mismatch),
+    /// This many elements of so many were never written, the first of them at this index.
+    Unwritten(usize, usize, usize),
+    /// A write outside of the buffer.
+    Trespass(Trespass),
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {} {}: {}: ", self.step, self.label, self.tensor)?;
+        match &self.problem {
+            Problem::Wrong(m) => write!(f, "{m}"),
+            Problem::Unwritten(n, of, first) => {
+                write!(f, "{n} of {of} elements were left unwritten, the first of them [{first}]")
+            }
+            Problem::Trespass(t) if t.byte < 0 => {
+                write!(f, "written {} bytes before the start of the buffer", -t.byte)
+            }
+            Problem::Trespass(t) => write!(f, "written outside of the buffer, at byte {}", t.byte),
+        }
+    }
+}
+
+/// A plan, and the bytes of its buffers.
+#[derive(Debug)]
+pub struct Replay<'a> {
+    graph: &'a Graph,
+    plan: &'a Plan,
+    kernels: Vec<Prepared>,
+    buffers: Vec<Vec<u8>>,
+    /// What the caller gave, for inputs that no dispatch touches.
+    given: HashMap<ValueId, HostTensor>,
+    worst: BTreeMap<String, f64>,
+}
+
+impl<'a> Replay<'a> {
+    /// A plan of a graph, with its kernels as they are. States are zero, computed values are poison.
+    ///
+    /// # Errors
+    /// When a kernel does not compile, or the device fails.
+    pub fn new(gpu: &Gpu, graph: &'a Graph, plan: &'a Plan) -> Result<Self> {
+        let solo = |k: &Kernel| Ok(Prepared { solo: gpu.solo(k)?, controlled: false });
+        Self::prepared(graph, plan, plan.kernels.iter().map(solo).collect::<Result<_>>()?)
+    }
+
+    /// The same with kernels made ready by the caller, one for each of the plan.
+    ///
+    /// # Errors
+    /// When there is another number of kernels.
+    pub fn prepared(graph: &'a Graph, plan: &'a Plan, kernels: Vec<Prepared>) -> Result<Self> {
+        if kernels.len() != plan.kernels.len() {
+            let problem = format!("{} given for a plan of {}", kernels.len(), plan.kernels.len());
+            return Err(Error::config("kernels", problem));
+        }
+        let content = |spec: &crate::plan::BufferSpec| match &spec.kind {
+            BufferKind::Constant(t) => t.bytes().to_vec(),
+            BufferKind::State { .. } => vec![0; spec.bytes as usize],
+            BufferKind::Slot | BufferKind::Output | BufferKind::Input { .. } => poison(spec.bytes as usize),
+        };
+        Ok(Replay {
+            graph,
+            plan,
+            kernels,
+            buffers: plan.buffers.iter().map(content).collect(),
+            given: HashMap::new(),
+            worst: BTreeMap::new(),
+        })
+    }
+
+    /// Gives an input (and what is derived from it) or a state its value.
+    ///
+    /// # Errors
+    /// When the tensor has another type.
+    pub fn set(&mut self, id: ValueId, tensor: &HostTensor) -> Result<()> {
+        let v = self.graph.value(id);
+        if v.ty != tensor.ty() {
+            return Err(Error::shape("replay", &v.name, &v.ty, tensor.ty()));
+        }
+        self.put(id, tensor.bytes());
+        self.given.insert(id, tensor.clone());
+        for other in self.graph.ids() {
+            if let Role::Input(Some(Derived::Argsort(of))) = self.graph.value(other).role
+                && of == id
+            {
+                let order = argsort(tensor.as_u32(&v.name)?);
+                self.put(other, bytemuck::cast_slice(&order));
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, id: ValueId, bytes: &[u8]) {
+        // A value that no step touches has no place.
+        if let Some(p) = self.plan.places.get(&id) {
+            let start = p.offset as usize;
+            self.buffers[p.buffer][start..start + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// A value: an input or state at any time, a computed one from the step that writes it to the last that reads it.
+    ///
+    /// # Errors
+    /// When no step touches it.
+    pub fn get(&self, id: ValueId) -> Result<HostTensor> {
+        let v = self.graph.value(id);
+        if let Role::Constant(t) = &v.role {
+            return Ok((**t).clone());
+        }
+        let place = self.plan.places.get(&id);
+        let place = place.ok_or_else(|| Error::Input(format!("no step of the plan touches {}", v.name)))?;
+        Ok(tensor(&v.ty, self.bytes(place)))
+    }
+
+    fn bytes(&self, place: &Place) -> &[u8] {
+        &self.buffers[place.buffer][place.offset as usize..(place.offset + place.bytes) as usize]
+    }
+
+    /// By the name of a kernel: the largest error so far of the nodes that it belongs to, as a share of the bound.
+    pub fn worst(&self) -> &BTreeMap<String, f64> {
+        &self.worst
+    }
+
+    /// Runs all steps; stops at the first node in trouble and gives all that is wrong with it. `slack` multiplies the
+    /// bounds.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn run(&mut self, order: Order, slack: f64) -> Result<Vec<Trouble>> {
+        let mut first = 0;
+        while first < self.plan.steps.len() {
+            let node = self.plan.steps[first].node;
+            let count = self.plan.steps[first..].iter().take_while(|s| s.node == node).count();
+            let troubles = self.node(first..first + count, order, slack)?;
+            if !troubles.is_empty() {
+                return Ok(troubles);
+            }
+            first += count;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Runs the steps of one node and compares its outputs.
+    fn node(&mut self, steps: std::ops::Range<usize>, order: Order, slack: f64) -> Result<Vec<Trouble>> {
+        let plan = self.plan;
+        let node = &self.graph.nodes()[plan.steps[steps.start].node];
+        let inputs = node.inputs.iter().map(|&i| self.read_input(i)).collect::<Result<Vec<_>>>()?;
+        let mut found = Vec::new();
+        for step in steps.clone() {
+            let problems = self.step(&plan.steps[step], order)?;
+            found.extend(problems.into_iter().map(|(binding, p)| (format!("binding {binding}"), p)));
+        }
+        let (wrong, worst) = self.compare(node, &inputs, slack)?;
+        found.extend(wrong);
+        let mut kernels: Vec<String> =
+            plan.steps[steps.clone()].iter().map(|s| plan.kernels[s.kernel].name.clone()).collect();
+        kernels.sort();
+        kernels.dedup();
+        for kernel in &kernels {
+            let known = self.worst.entry(kernel.clone()).or_insert(0.0);
+            *known = known.max(worst);
+        }
+        let mut labels: Vec<&str> = plan.steps[steps.clone()].iter().map(|s| s.label.as_str()).collect();
+        labels.dedup();
+        let trouble = |(tensor, problem)| Trouble {
+            label: labels.join(" + "),
+            kernels: kernels.clone(),
+            step: steps.end - 1,
+            tensor,
+            problem,
+            inputs: self.named(node, &inputs),
+        };
+        Ok(found.into_iter().map(trouble).collect())
+    }
+
+    fn named(&self, node: &Node, inputs: &[HostTensor]) -> Vec<(String, HostTensor)> {
+        let names = node.inputs.iter().map(|&i| self.graph.value(i).name.clone());
+        let mut seen: HashMap<String, usize> = HashMap::new();
+        let mut unique = |name: String| match seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0) {
+            0 => name,
+            n => format!("{name}.{n}"),
+        };
+        names.map(&mut unique).zip(inputs.iter().cloned()).collect()
+    }
+
+    /// The value of a node's input, where no dispatch touches it as the host gave it: the ids, say, whose sorted order is
+    /// all that the device needs.
+    fn read_input(&self, id: ValueId) -> Result<HostTensor> {
+        let (root, start) = self.graph.resolve(id);
+        match self.given.get(&root) {
+            Some(whole) if !self.plan.places.contains_key(&id) => {
+                let ty = &self.graph.value(id).ty;
+                let start = 4 * start;
+                Ok(tensor(ty, &whole.bytes()[start..start + ty.bytes() as usize]))
+            }
+            _ => self.get(id),
+        }
+    }
+
+    /// Runs one step; what is wrong, by binding.
+    fn step(&mut self, step: &Step, order: Order) -> Result<Vec<(usize, Problem)>> {
+        let kernel = &self.plan.kernels[step.kernel];
+        let prepared = &self.kernels[step.kernel];
+        let mut buffers = Vec::with_capacity(step.bindings.len() + 2);
+        for (i, (place, access)) in step.bindings.iter().zip(&kernel.bindings).enumerate() {
+            let at = SoloBinding { group: 0, binding: i as u32, kind: SoloKind::of(*access) };
+            let bytes = match access {
+                Access::Write => poison(place.bytes as usize),
+                Access::Read | Access::Update => self.bytes(place).to_vec(),
+            };
+            buffers.push(SoloBuffer { at, bytes });
+        }
+        let mut dispatches = vec![SoloDispatch { groups: step.groups, replace: None }];
+        if prepared.controlled {
+            let binding = step.bindings.len() as u32;
+            let at = SoloBinding { group: 0, binding, kind: SoloKind::Read };
+            dispatches = controlled(step.groups, order, buffers.len());
+            buffers.push(SoloBuffer { at, bytes: vec![0; 32] });
+        }
+        if let Some(offset) = step.params {
+            let start = offset as usize;
+            let block = &self.plan.params[start..start + crate::plan::ALIGN_BYTES as usize];
+            let at = SoloBinding { group: 1, binding: 0, kind: SoloKind::Uniform };
+            buffers.push(SoloBuffer { at, bytes: block.to_vec() });
+        }
+        let trespasses = prepared.solo.run(&mut buffers, &dispatches)?;
+        let problems: Vec<_> =
+            trespasses.into_iter().map(|t| (t.at.binding as usize, Problem::Trespass(t))).collect();
+        for (i, (place, access)) in step.bindings.iter().zip(&kernel.bindings).enumerate() {
+            let bytes = &buffers[i].bytes;
+            if *access != Access::Read {
+                let start = place.offset as usize;
+                self.buffers[place.buffer][start..start + place.bytes as usize]
+                    .copy_from_slice(&bytes[..place.bytes as usize]);
+            }
+        }
+        Ok(problems)
+    }
+
+    /// Compares a node's results, as they are now, with its reference on `inputs`: what is wrong, and the largest error as
+    /// a share of its bound.
+    fn compare(
+        &self,
+        node: &Node,
+        inputs: &[HostTensor],
+        slack: f64,
+    ) -> Result<(Vec<(String, Problem)>, f64)> {
+        let inputs: Vec<Tensor64> = inputs.iter().map(HostTensor::to_f64).collect();
+        let inputs: Vec<&Tensor64> = inputs.iter().collect();
+        let results = node.op.reference(&inputs);
+        let updated = node.op.updates().into_iter().map(|i| node.inputs[i]);
+        let ids: Vec<ValueId> = node.outputs.iter().copied().chain(updated).collect();
+        let types: Vec<&TensorType> = ids.iter().map(|&id| &self.graph.value(id).ty).collect();
+        let bounds = node_bounds(node, &inputs, &results, &types);
+        let (mut found, mut worst) = (Vec::new(), 0.0f64);
+        for ((id, expected), mut bounds) in ids.iter().zip(&results).zip(bounds) {
+            // An output that nothing reads need not be written.
+            if !self.plan.places.contains_key(id) {
+                continue;
+            }
+            bounds.iter_mut().for_each(|b| *b *= slack);
+            let got = self.get(*id)?;
+            // What is left of the poison that lay there before the node. In scratch memory it may stay, if nobody reads it.
+            let unwritten = |w: &[u8]| w == POISON.to_le_bytes();
+            if let Some(first) = got.bytes().chunks_exact(4).position(unwritten) {
+                let count = got.bytes().chunks_exact(4).filter(|w| unwritten(w)).count();
+                found.push((
+                    self.graph.value(*id).name.clone(),
+                    Problem::Unwritten(count, got.bytes().len() / 4, first),
+                ));
+            }
+            worst = worst.max(worst_share(expected, &got, &bounds));
+            if let Some(mismatch) = compare(expected, &got, &bounds) {
+                found.push((self.graph.value(*id).name.clone(), Problem::Wrong(mismatch)));
+            }
+        }
+        Ok((found, worst))
+    }
+}
+
+fn tensor(ty: &TensorType, bytes: &[u8]) -> HostTensor {
+    match ty.dtype {
+        DType::F32 => HostTensor::F32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+        DType::U32 => HostTensor::U32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+    }
+}
+
+/// The dispatches of a controlled kernel: each comes with the block that it reads.
+fn controlled(groups: [u32; 3], order: Order, block: usize) -> Vec<SoloDispatch> {
+    let one = |start: [u32; 3], count: [u32; 3]| {
+        let [x, y, z] = start;
+        let words = [POISON, (order == Order::Reversed) as u32, x, y, z, groups[0], groups[1], groups[2]];
+        SoloDispatch { groups: count, replace: Some((block, bytemuck::cast_slice(&words).to_vec())) }
+    };
+    if order == Order::Natural {
+        return vec![one([0; 3], groups)];
+    }
+    // Cut where there is most to cut: a third, a half of what is left, the rest.
+    let axis = (0..3).max_by_key(|&i| groups[i]).unwrap_or(0);
+    let n = groups[axis];
+    let cuts = [0, n / 3, n / 3 + (n - n / 3) / 2, n];
+    let pieces = cuts.windows(2).filter(|w| w[0] < w[1]).map(|w| {
+        let (mut start, mut count) = ([0; 3], groups);
+        (start[axis], count[axis]) = (w[0], w[1] - w[0]);
+        one(start, count)
+    });
+    pieces.collect()
+}
