@@ -1,39 +1,40 @@
 //! The outputs of PyTorch under `golden/` and `golden-more/`, as further cases, with the adapter's own kernels and the
 //! portable ones; and that files which are no such outputs are refused in one line.
 
-use crate::Test;
-use crate::harness::profiles;
+use crate::{Outcome, Passed, Run, Test};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::path::{Path, PathBuf};
 use wgformer::golden::{self, Case};
 use wgformer::gpu::Gpu;
+use wgformer::testing::{Runner, profiles};
+
+/// One of this layer.
+fn test(name: impl Into<String>, run: impl Fn(&Runner) -> Outcome + Send + Sync + 'static) -> Test {
+    Test { layer: 4, group: "golden".into(), name: name.into(), run: Run::OnDevice(Box::new(run)) }
+}
 
 pub fn tests() -> Vec<Test> {
     let mut all = Vec::new();
     for folder in ["golden", "golden-more"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels-tests").join(folder);
         match golden::cases(&folder) {
-            Ok(cases) => all.extend(cases.into_iter().map(test)),
+            Ok(cases) => all.extend(cases.into_iter().map(of_case)),
             Err(e) => {
                 let problem = e.to_string();
-                all.push(Test {
-                    name: folder.display().to_string(),
-                    run: Box::new(move |_, _| Err(vec![problem.clone()])),
-                });
+                all.push(test(folder.display().to_string(), move |_| Err(vec![problem.clone()])));
             }
         }
     }
-    all.push(Test { name: "refuses other files".into(), run: Box::new(|gpu, _| refuses(gpu)) });
+    all.push(test("refuses other files", |on| refuses(&on.gpu).map(Passed::checks)));
     all
 }
 
-fn test(case: Case) -> Test {
-    let name = case.name().to_string();
-    let run = move |gpu: &Gpu, _| {
+fn of_case(case: Case) -> Test {
+    test(case.name().to_string(), move |on| {
         let mut problems = Vec::new();
-        let profiles = profiles(gpu);
+        let profiles = profiles(&on.gpu);
         for (variant, profile) in &profiles {
-            let r = case.run(gpu, profile);
+            let r = case.run(&on.gpu, profile);
             if !r.ok {
                 let (bound, problem) = (golden::BOUND, r.problem.unwrap_or_default());
                 problems.push(format!(
@@ -42,9 +43,8 @@ fn test(case: Case) -> Test {
                 ));
             }
         }
-        if problems.is_empty() { Ok(profiles.len()) } else { Err(problems) }
-    };
-    Test { name, run: Box::new(run) }
+        if problems.is_empty() { Ok(Passed::checks(profiles.len())) } else { Err(problems) }
+    })
 }
 
 /// A tensor of a hostile file: its name, shape and values.

@@ -1,112 +1,244 @@
-//! The shader tests: `cargo test --release --test kernels -- [FILTER]`. No adapter is a failure.
-
-// `!(error <= bound)` is meant: NaN must fail.
-#![allow(clippy::neg_cmp_op_on_partial_ord)]
+//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--list]`.
+//!
+//! 1. mathematics: the gradient of each f64 reference against finite differences; no device.
+//! 2. kernels: every variant that the adapter can run, against the references.
+//! 3. contract: what each shader and its host side agree on; no device.
+//! 4. model: whole models against other software's numbers.
+//!
+//! No adapter is a failure, unless `WGFORMER_TEST_ADAPTER=none` says that there is none; any other value is the adapter to
+//! take: its number, or a part of its name.
 
 mod cases;
-#[cfg(feature = "io")]
 mod golden;
-mod harness;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
-use wgformer::gpu::Gpu;
+use std::time::{Duration, Instant};
+use wgformer::gpu::{Gpu, Request, request};
+use wgformer::testing::{Case, Runner};
 
-/// Runs a case with a seed: the number of GPU runs, or the problems.
-type RunCase = dyn Fn(&Gpu, u64) -> Result<usize, Vec<String>> + Send + Sync;
+/// What a test found: the number of things checked and the kernels that ran, or the problems.
+pub type Outcome = Result<Passed, Vec<String>>;
 
-/// A case of any kind.
-pub struct Test {
-    name: String,
-    run: Box<RunCase>,
+/// What a test that passed did.
+#[derive(Default)]
+pub struct Passed {
+    pub checks: usize,
+    pub kernels: BTreeSet<String>,
 }
 
-impl From<harness::Case> for Test {
-    fn from(case: harness::Case) -> Self {
-        Test { name: case.name.clone(), run: Box::new(move |gpu, seed| case.run(gpu, seed)) }
+impl Passed {
+    pub fn checks(checks: usize) -> Passed {
+        Passed { checks, ..Default::default() }
     }
 }
 
-/// Every op with its cases, and the comparisons with the outputs of other software.
-fn tests() -> Vec<(&'static str, Vec<Test>)> {
-    #[cfg_attr(not(feature = "io"), allow(unused_mut))]
-    let mut all: Vec<(&str, Vec<Test>)> = cases::all()
-        .into_iter()
-        .map(|(op, cases)| (op, cases.into_iter().map(Test::from).collect()))
-        .collect();
-    #[cfg(feature = "io")]
-    all.push(("golden", golden::tests()));
+/// What a test needs, and what it does.
+pub enum Run {
+    OnHost(Box<dyn Fn(u64) -> Outcome + Send + Sync>),
+    OnDevice(Box<dyn Fn(&Runner) -> Outcome + Send + Sync>),
+}
+
+/// A test of any layer.
+pub struct Test {
+    pub layer: usize,
+    /// The op, or the part of its layer.
+    pub group: String,
+    pub name: String,
+    pub run: Run,
+}
+
+const LAYERS: [&str; 4] = ["mathematics", "kernels", "contract", "model"];
+
+/// The tests of a case: its mathematics, where it has gradients, and its kernels.
+fn of_case(op: &str, case: Case) -> Vec<Test> {
+    let case = std::sync::Arc::new(case);
+    let test = |layer, run| Test { layer, group: op.to_string(), name: case.name.clone(), run };
+    let again = case.clone();
+    let mut tests = vec![test(2, Run::OnDevice(Box::new(move |on| kernels(&again, on))))];
+    if case.has_gradient() {
+        let again = case.clone();
+        let host = move |seed| again.mathematics(seed).map(Passed::checks);
+        tests.insert(0, test(1, Run::OnHost(Box::new(host))));
+    }
+    tests
+}
+
+fn kernels(case: &Case, on: &Runner) -> Outcome {
+    let report = case.kernels(on);
+    if report.problems.is_empty() {
+        return Ok(Passed { checks: report.runs, kernels: report.kernels.into_keys().collect() });
+    }
+    Err(report.problems.iter().map(|p| format!("{}: {}", p.variant, p.text)).collect())
+}
+
+fn tests() -> Vec<Test> {
+    let cases = cases::all().into_iter();
+    let mut all: Vec<Test> =
+        cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
+    all.extend(golden::tests());
     all
 }
 
-fn main() {
-    let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    if let Err(message) = run(&filter) {
-        eprintln!("{message}");
-        std::process::exit(1);
+struct Options {
+    filter: Vec<String>,
+    layer: Option<usize>,
+    seed: u64,
+    list: bool,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options { filter: Vec::new(), layer: None, seed: 1, list: false };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut number = |what: &str| {
+            let value = args.next().and_then(|v| v.parse::<u64>().ok());
+            value.ok_or_else(|| format!("{what} needs a number"))
+        };
+        match arg.as_str() {
+            "--layer" => {
+                let n = number("--layer")? as usize;
+                if !(1..=LAYERS.len()).contains(&n) {
+                    return Err(format!("--layer {n}: there are the layers 1 to {}", LAYERS.len()));
+                }
+                options.layer = Some(n);
+            }
+            "--seed" => options.seed = number("--seed")?,
+            "--list" => options.list = true,
+            // Cargo and its relatives pass options for their own harness.
+            a if a.starts_with('-') => {}
+            _ => options.filter.push(arg),
+        }
+    }
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    match options().and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn run(filter: &[String]) -> Result<(), String> {
-    let request =
-        wgformer::gpu::Request { name: std::env::var("WGPU_ADAPTER_NAME").ok(), ..Default::default() };
-    let gpu = wgformer::gpu::request(&request).map_err(|e| e.to_string())?;
-    println!("adapter: {}", gpu.name());
-    let seed = std::env::var("WGFORMER_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+/// The device to test on; `None` where the environment says that there is none.
+fn device() -> Result<Option<Gpu>, String> {
+    let name = std::env::var("WGFORMER_TEST_ADAPTER").ok().filter(|n| !n.is_empty());
+    if name.as_deref() == Some("none") {
+        return Ok(None);
+    }
+    let name = name.or_else(|| std::env::var("WGPU_ADAPTER_NAME").ok());
+    let gpu = request(&Request { name, ..Default::default() });
+    gpu.map(Some).map_err(|e| {
+        format!("{e}\nwithout any adapter, WGFORMER_TEST_ADAPTER=none runs the layers that need none")
+    })
+}
 
+fn run(options: Options) -> Result<(), String> {
     let all = tests();
-    let chosen: Vec<(&str, &Test)> = all
-        .iter()
-        .flat_map(|(op, cases)| cases.iter().map(move |c| (*op, c)))
-        .filter(|(op, c)| filter.iter().all(|f| format!("{op} {}", c.name).contains(f.as_str())))
-        .collect();
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(vec![None; chosen.len()]);
+    let wanted = |t: &&Test| {
+        let text = format!("{} {}", t.group, t.name);
+        options.layer.is_none_or(|l| l == t.layer) && options.filter.iter().all(|f| text.contains(f.as_str()))
+    };
+    let chosen: Vec<&Test> = all.iter().filter(wanted).collect();
+    if chosen.is_empty() {
+        return Err("no test matches the filter; --list shows them all".to_string());
+    }
+    if options.list {
+        chosen.iter().for_each(|t| println!("{} {} {}", t.layer, t.group, t.name));
+        return Ok(());
+    }
+    let runner = device()?.map(|gpu| Runner::new(gpu, options.seed));
+    let adapter = match &runner {
+        Some(runner) => runner.gpu.description(),
+        None => "none, as WGFORMER_TEST_ADAPTER says".to_string(),
+    };
+    println!("adapter: {adapter}");
     let start = Instant::now();
+    let results = run_all(&chosen, runner.as_ref(), options.seed);
+    println!();
+    let (passed, failed) = table(&chosen, &results);
+    if runner.is_none() {
+        let left: usize = results.iter().filter(|r| r.0.is_none()).count();
+        println!("left out for want of an adapter: {left} tests of the layers 2 and 4");
+    }
+    println!("{:.1} s on adapter: {adapter}", start.elapsed().as_secs_f64());
+    println!("{passed} passed, {failed} failed");
+    if failed > 0 {
+        return Err(format!("{failed} tests failed"));
+    }
+    if passed == 0 { Err("nothing ran".to_string()) } else { Ok(()) }
+}
+
+/// By test: what it found, `None` if it needs a device and there is none, and its time.
+type Results = Vec<(Option<Outcome>, Duration)>;
+
+fn run_all(chosen: &[&Test], runner: Option<&Runner>, seed: u64) -> Results {
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<(Option<Outcome>, Duration)>> = chosen.iter().map(|_| Mutex::default()).collect();
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                while let Some((op, case)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(test) = chosen.get(index) else { return };
                     let begin = Instant::now();
-                    let result =
-                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (case.run)(&gpu, seed)))
-                            .unwrap_or_else(|_| Err(vec!["panicked".to_string()]));
-                    if let Err(problems) = &result {
-                        let lines = problems.join("\n    ");
-                        println!("FAILED {op} {:?} (seed {seed})\n    {lines}", case.name);
+                    let outcome = run_one(test, runner, seed);
+                    if let Some(Err(problems)) = &outcome {
+                        failure(test, seed, problems);
                     }
-                    let index = chosen.iter().position(|(_, c)| std::ptr::eq(*c, *case)).unwrap();
-                    results.lock().unwrap()[index] = Some((result.map_err(|_| ()), begin.elapsed()));
+                    *results[index].lock().unwrap() = (outcome, begin.elapsed());
                 }
             });
         }
     });
-    let results = results.into_inner().unwrap();
-    println!("{:<24}{:>8}{:>8}{:>10}{:>10}", "op", "cases", "failed", "GPU runs", "seconds");
-    let (mut passed, mut failed) = (0, 0);
-    for (op, _) in &all {
-        let of_op: Vec<_> = chosen
-            .iter()
-            .zip(&results)
-            .filter(|((o, _), _)| o == op)
-            .filter_map(|(_, r)| r.as_ref())
-            .collect();
-        if of_op.is_empty() {
-            continue;
-        }
-        let bad = of_op.iter().filter(|(r, _)| r.is_err()).count();
-        let runs: usize = of_op.iter().filter_map(|(r, _)| r.as_ref().ok()).sum();
-        let seconds: f64 = of_op.iter().map(|(_, t)| t.as_secs_f64()).sum();
-        println!("{op:<24}{:>8}{bad:>8}{runs:>10}{seconds:>10.1}", of_op.len());
-        passed += of_op.len() - bad;
-        failed += bad;
+    results.into_iter().map(|r| r.into_inner().unwrap()).collect()
+}
+
+fn run_one(test: &Test, runner: Option<&Runner>, seed: u64) -> Option<Outcome> {
+    let run = || match (&test.run, runner) {
+        (Run::OnHost(run), _) => Some(run(seed)),
+        (Run::OnDevice(run), Some(runner)) => Some(run(runner)),
+        (Run::OnDevice(_), None) => None,
+    };
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    outcome.unwrap_or_else(|_| Some(Err(vec!["panicked".to_string()])))
+}
+
+fn failure(test: &Test, seed: u64, problems: &[String]) {
+    let Test { layer, group, name, .. } = test;
+    println!("FAILED layer {layer} ({}), {group}: {name}, seed {seed}", LAYERS[layer - 1]);
+    for p in problems {
+        println!("    {p}");
     }
-    println!("{:.1} s on {}", start.elapsed().as_secs_f64(), gpu.name());
-    if passed + failed == 0 {
-        return Err("no case matches the filter".to_string());
+    println!(
+        "    alone: cargo test --release --test kernels -- --layer {layer} --seed {seed} '{group} {name}'"
+    );
+}
+
+/// Prints what ran; the numbers of tests that passed and that failed.
+fn table(chosen: &[&Test], results: &Results) -> (usize, usize) {
+    println!("{:<14}{:<24}{:>8}{:>8}{:>10}{:>10}", "layer", "group", "tests", "failed", "checks", "seconds");
+    let mut groups: BTreeMap<(usize, &str), [f64; 4]> = BTreeMap::new();
+    for (test, (outcome, time)) in chosen.iter().zip(results) {
+        let Some(outcome) = outcome else { continue };
+        let row = groups.entry((test.layer, &test.group)).or_default();
+        let checks = outcome.as_ref().map_or(0, |p| p.checks);
+        let add = [1.0, outcome.is_err() as usize as f64, checks as f64, time.as_secs_f64()];
+        row.iter_mut().zip(add).for_each(|(sum, x)| *sum += x);
     }
-    println!("{passed} passed, {failed} failed");
-    if failed > 0 { Err(format!("{failed} cases failed")) } else { Ok(()) }
+    let mut totals = [0.0; 4];
+    for ((layer, group), row) in &groups {
+        let [tests, failed, checks, seconds] = row;
+        println!("{:<14}{group:<24}{tests:>8}{failed:>8}{checks:>10}{seconds:>10.1}", LAYERS[layer - 1]);
+        totals.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    let [tests, failed, checks, seconds] = totals;
+    println!("{:<38}{tests:>8}{failed:>8}{checks:>10}{seconds:>10.1}", "all");
+    ((tests - failed) as usize, failed as usize)
 }

@@ -1,8 +1,8 @@
 //! Argmax: exact, ties to the lowest place.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::argmax::argmax;
+use wgformer::testing::{Build, Case};
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -1,9 +1,9 @@
 //! Attention: every packing, mask and head width; the shapes around the tiles of each variant.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::attention::{Attention, AttentionInputs, Packing, attention, attention_probabilities};
 use wgformer::ops::random::Dropout;
+use wgformer::testing::{Build, Case};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Packed {

@@ -1,8 +1,8 @@
 //! Writes into a cache: exact, and nothing beyond it.
 
-use crate::harness::{Build, Case};
 use wgformer::ops::cache_write::cache_write;
 use wgformer::ops::elementwise as ew;
+use wgformer::testing::{Build, Case};
 use wgformer::{HostTensor, TensorType};
 
 fn counted(n: usize, first: usize) -> Vec<u32> {

@@ -1,7 +1,7 @@
 //! Sums of columns.
 
-use crate::harness::{Build, Case};
 use wgformer::ops::column_sum::column_sum;
+use wgformer::testing::{Build, Case};
 
 /// Rows and columns: one, primes, one pass and two, long and wide.
 const SHAPES: [[usize; 2]; 14] = [

@@ -1,8 +1,8 @@
 //! Cross-entropy: loss, statistics and gradient.
 
-use crate::harness::{Build, Case};
 use wgformer::ops::cross_entropy::{Chunks, CrossEntropy, chunked, count_targets, cross_entropy};
 use wgformer::ops::elementwise as ew;
+use wgformer::testing::{Build, Case};
 use wgformer::{HostTensor, Result, graph::ValueId};
 
 /// Targets below `v` of which about a third is 0, the padding, and the last is v - 1.

@@ -1,8 +1,8 @@
 //! Dropout, alone and before a residual sum.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::{dropout, random::Dropout};
+use wgformer::testing::{Build, Case};
 
 fn seed(b: &mut Build) -> wgformer::graph::ValueId {
     b.fixed("seed", HostTensor::u32([2], vec![123, 45]))

@@ -1,7 +1,7 @@
 //! Element-wise ops.
 
-use crate::harness::{Build, Case};
 use wgformer::ops::elementwise::{self as ew, Activation};
+use wgformer::testing::{Build, Case};
 
 const ACTIVATIONS: [Activation; 4] =
     [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];

@@ -1,11 +1,11 @@
 //! Embedding: rows, positions, dropout, and the gradients of table and positions.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::elementwise as ew;
 use wgformer::ops::embedding::{EmbeddingInputs, embedding, sinusoid_halves, sinusoid_interleaved};
 use wgformer::ops::layout::reshape;
 use wgformer::ops::random::Dropout;
+use wgformer::testing::{Build, Case};
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();

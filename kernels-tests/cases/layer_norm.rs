@@ -1,9 +1,9 @@
 //! LayerNorm, plain and after a residual sum with dropout.
 
-use crate::harness::{Build, Case};
 use wgformer::graph::ValueId;
 use wgformer::ops::{layer_norm as ln, random::Dropout};
 use wgformer::rng::Rng;
+use wgformer::testing::{Build, Case};
 use wgformer::{HostTensor, Result};
 
 const EPS: f64 = 1e-5;

@@ -1,8 +1,8 @@
 //! Ops that move no bytes, between ops that do.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::{elementwise as ew, layout};
+use wgformer::testing::{Build, Case};
 
 pub fn cases() -> Vec<Case> {
     vec![

@@ -1,10 +1,10 @@
 //! Matrix products: every form, batches, sub-matrices, epilogues; sizes around every tile.
 
-use crate::harness::{Build, Case};
 use wgformer::graph::ValueId;
 use wgformer::ops::elementwise::Activation;
 use wgformer::ops::matmul::{Form, MatMul, Strided, View, matmul, matmul_strided};
 use wgformer::ops::matmul::{linear, linear_residual, linear_transposed};
+use wgformer::testing::{Build, Case};
 use wgformer::{Result, Shape};
 
 const FORMS: [(&str, Form, Form); 4] = [

@@ -14,7 +14,7 @@ pub mod matmul;
 pub mod optimizer;
 pub mod softmax;
 
-use crate::harness::Case;
+use wgformer::testing::Case;
 
 /// Every op with its cases.
 pub fn all() -> Vec<(&'static str, Vec<Case>)> {

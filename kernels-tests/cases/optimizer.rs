@@ -1,9 +1,9 @@
 //! The global norm of gradients, and Adam.
 
-use crate::harness::{Build, Case};
 use wgformer::graph::ValueId;
 use wgformer::ops::optimizer::{AdamPages, AdamSettings, adam, gradient_norm};
 use wgformer::rng::Rng;
+use wgformer::testing::{Build, Case};
 use wgformer::{HostTensor, Result};
 
 fn values(seed: u64, n: usize, f: impl Fn(f64) -> f64) -> HostTensor {

@@ -1,9 +1,9 @@
 //! Softmax and log-softmax.
 
-use crate::harness::{Build, Case};
 use wgformer::HostTensor;
 use wgformer::ops::softmax;
 use wgformer::rng::Rng;
+use wgformer::testing::{Build, Case};
 
 /// Rows and width: one element, less than a sub-group, primes, a tile and one more, longer than registers hold, a
 /// vocabulary, more rows than workgroups in a dimension.

@@ -1,13 +1,22 @@
-//! Runs cases: the reference's gradient against finite differences, then every kernel variant, checked and unchecked,
+//! Cases for the kernels of this crate: a small graph around one op, with values for its inputs.
+//!
+//! A case checks its mathematics without a device (each gradient against finite differences, in f64), and its kernels on
+//! one: every variant that the adapter can run, with and without runtime checks, poisoned and in the opposite order,
 //! against the reference.
 
-use wgformer::gpu::{Gpu, Memory};
-use wgformer::graph::{Graph, Interpreter, Role, ValueId, to_host};
-use wgformer::plan::Plan;
-use wgformer::rng::Rng;
-use wgformer::{DType, DeviceClass, DeviceProfile, HostTensor, Result, Shape, Tensor64, TensorType};
+use super::instrument::{Shader, instrument};
+use crate::gpu::{Gpu, Memory};
+use crate::graph::{Graph, Interpreter, Role, ValueId, to_host};
+use crate::kernel::{Access, Kernel};
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::verify::{Order, Prepared, Replay, compare, reduction_bound};
+use crate::{DType, DeviceClass, DeviceProfile, HostTensor, Result, Shape, Tensor64};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a case builds: a graph, and values for its inputs and states.
+#[derive(Debug)]
 pub struct Build {
     graph: Graph,
     rng: Rng,
@@ -43,7 +52,6 @@ impl Build {
     }
 
     /// An input of random ids below `below`.
-    #[allow(dead_code)]
     pub fn ids(&mut self, name: &str, shape: impl Into<Shape>, below: u32) -> ValueId {
         let shape = shape.into();
         let data = (0..shape.elements()).map(|_| self.rng.below(below as u64) as u32).collect();
@@ -51,7 +59,6 @@ impl Build {
     }
 
     /// An input of these lengths, one a batch row.
-    #[allow(dead_code)]
     pub fn lengths(&mut self, name: &str, lengths: &[u32]) -> ValueId {
         self.fixed(name, HostTensor::u32([lengths.len()], lengths.to_vec()))
     }
@@ -66,8 +73,12 @@ impl Build {
 
 type Builder = Box<dyn Fn(&mut Build) -> Result<Vec<ValueId>> + Send + Sync>;
 
+/// A change to a kernel before it is compiled.
+pub type Change = dyn Fn(&mut Kernel) + Send + Sync;
+
 /// One case: a graph around one op, and what to ask of it.
 pub struct Case {
+    /// Its name, unique among those of its op.
     pub name: String,
     build: Builder,
     reduction: usize,
@@ -95,86 +106,184 @@ impl Case {
     }
 
     /// The longest reduction: the number of terms in a sum that rounds after each.
-    #[allow(dead_code)]
     pub fn reduction(mut self, terms: usize) -> Self {
         self.reduction = terms.max(1);
         self
     }
 
     /// The outputs that gradients come from (the first, unless said).
-    #[allow(dead_code)]
     pub fn seeds(mut self, outputs: &[usize]) -> Self {
         self.seeded = outputs.to_vec();
         self
     }
 
     /// The gradient that comes from outside is one, as for a loss.
-    #[allow(dead_code)]
     pub fn ones(mut self) -> Self {
         self.ones = true;
         self
     }
 
     /// Nothing is differentiated.
-    #[allow(dead_code)]
     pub fn values_only(mut self) -> Self {
         self.gradient = false;
         self
     }
 
     /// Multiplies the tolerance; say why where it is used.
-    #[allow(dead_code)]
     pub fn slack(mut self, factor: f64) -> Self {
         self.slack = factor;
         self
     }
 
-    /// The largest error allowed in a tensor whose largest magnitude is `largest`: rounding errors of a sum of K terms
-    /// grow like sqrt(K) when they are random; 16 covers the functions (exp2, division, inverse square root: WGSL's
-    /// accuracy table allows a few ULP each) and 4 the terms' own errors.
-    fn bound(&self, largest: f64) -> f64 {
-        self.slack * f32::EPSILON as f64 * (16.0 + 4.0 * (self.reduction as f64).sqrt()) * largest + 1e-37
-    }
-
-    /// Runs the case; the problems found, or the number of GPU runs compared.
-    pub fn run(&self, gpu: &Gpu, seed: u64) -> std::result::Result<usize, Vec<String>> {
-        self.try_run(gpu, seed).unwrap_or_else(|e| Err(vec![e.to_string()]))
-    }
-
-    fn try_run(&self, gpu: &Gpu, seed: u64) -> Result<std::result::Result<usize, Vec<String>>> {
+    /// Builds the graph, with its backward nodes where it has any.
+    fn built(&self, seed: u64) -> Result<Built> {
         let mut build =
             Build { graph: Graph::new(), rng: Rng::new(seed), given: Vec::new(), wrt: Vec::new() };
         let outputs = (self.build)(&mut build)?;
-        let mut problems = Vec::new();
-        let mut fetched = outputs.clone();
+        let mut gradients = Vec::new();
         if self.gradient && !build.wrt.is_empty() {
-            let gradients = self.differentiate(&mut build, &outputs)?;
-            self.finite_differences(&mut build, &outputs, &gradients, &mut problems)?;
-            fetched.extend(gradients.into_iter().map(|(_, d)| d));
+            gradients = self.differentiate(&mut build, &outputs)?;
         }
-        let mut oracle = Interpreter::new();
-        for (id, value) in &build.given {
-            oracle.set(&build.graph, *id, value.clone())?;
-        }
-        oracle.run(&build.graph)?;
+        let mut fetched = outputs.clone();
+        fetched.extend(gradients.iter().map(|(_, d)| *d));
+        Ok(Built { build, outputs, gradients, fetched })
+    }
 
-        let mut runs = 0;
-        for (variant, profile) in profiles(gpu) {
-            let unchecked = self.on_gpu(gpu, &profile, &build, &fetched)?;
-            let checked = self.on_gpu(&gpu.checked(true), &profile, &build, &fetched)?;
-            runs += 2;
-            for ((id, got), again) in unchecked.iter().zip(&checked) {
-                let name = &build.graph.value(*id).name;
-                let want = oracle.get(&build.graph, *id)?;
-                if let Some(p) = self.compare(&want, got) {
-                    problems.push(format!("{variant}: {name}: {p}"));
-                }
-                if got.bytes() != again.1.bytes() {
-                    problems.push(format!("{variant}: {name}: checked and unchecked modules differ"));
+    /// The plan for a device. Values depend on the seed, the plan does not.
+    ///
+    /// # Errors
+    /// When the case's graph is wrong, or too large for the device.
+    pub fn plan(&self, profile: &DeviceProfile, seed: u64) -> Result<Plan> {
+        let built = self.built(seed)?;
+        Plan::new(&built.build.graph, &built.fetched, profile)
+    }
+
+    /// Whether there is anything to differentiate.
+    pub fn has_gradient(&self) -> bool {
+        self.gradient
+    }
+
+    /// Compares each gradient with finite differences, in f64. The number of inputs differentiated by, or the problems.
+    pub fn mathematics(&self, seed: u64) -> std::result::Result<usize, Vec<String>> {
+        let mut problems = Vec::new();
+        let checked = self.built(seed).and_then(|mut built| {
+            let Built { build, outputs, gradients, .. } = &mut built;
+            self.finite_differences(build, outputs, gradients, &mut problems)?;
+            Ok(gradients.len())
+        });
+        match checked {
+            Ok(0) => Err(vec!["there is nothing to differentiate by".to_string()]),
+            Ok(n) if problems.is_empty() => Ok(n),
+            Ok(_) => Err(problems),
+            Err(e) => Err(vec![e.to_string()]),
+        }
+    }
+
+    /// Runs the kernels.
+    pub fn kernels(&self, on: &Runner) -> CaseReport {
+        let mut report = CaseReport::default();
+        if let Err(e) = self.try_kernels(on, &mut report) {
+            report.problems.push(Finding {
+                variant: String::new(),
+                kernels: Vec::new(),
+                text: e.to_string(),
+            });
+        }
+        report
+    }
+
+    fn try_kernels(&self, on: &Runner, report: &mut CaseReport) -> Result<()> {
+        let built = self.built(on.seed)?;
+        let graph = &built.build.graph;
+        let mut oracle = Interpreter::new();
+        for (id, value) in &built.build.given {
+            oracle.set(graph, *id, value.clone())?;
+        }
+        oracle.run(graph)?;
+
+        let mut seen: Vec<Plan> = Vec::new();
+        for (variant, profile) in profiles(&on.gpu) {
+            let mut plan = Plan::new(graph, &built.fetched, &profile)?;
+            if let Some(change) = &on.change {
+                plan.kernels.iter_mut().for_each(change);
+            }
+            // Where two profiles choose the same kernels for the same grids, one run says all.
+            if seen.iter().any(|p| same(p, &plan)) {
+                continue;
+            }
+            self.try_plan(on, &built, &oracle, variant, &plan, report)?;
+            seen.push(plan);
+        }
+        Ok(())
+    }
+
+    fn try_plan(
+        &self,
+        on: &Runner,
+        built: &Built,
+        oracle: &Interpreter,
+        variant: &str,
+        plan: &Plan,
+        report: &mut CaseReport,
+    ) -> Result<()> {
+        let graph = &built.build.graph;
+        let mut find = |kernels: Vec<String>, text: String| {
+            report.problems.push(Finding { variant: variant.to_string(), kernels, text });
+        };
+        let names: Vec<String> = plan.kernels.iter().map(|k| k.name.clone()).collect();
+        let results = self.on_gpu(&on.gpu, plan.clone(), built)?;
+        for (id, got) in &results {
+            let expected = oracle.get(graph, *id)?;
+            let bounds = self.bounds(&expected, got.ty().dtype);
+            if let Some(m) = compare(&expected, got, &bounds) {
+                find(names.clone(), format!("{}: {m}", graph.value(*id).name));
+            }
+        }
+        let mut runs = 1;
+        let checked = on.gpu.checked(true);
+        let kernels = plan.kernels.iter().map(|k| on.prepare(&checked, k)).collect::<Result<Vec<_>>>()?;
+        let controlled = kernels.iter().any(|k| k.controlled);
+        let orders = [Order::Natural, Order::Reversed];
+        for order in orders.into_iter().take(1 + controlled as usize) {
+            let mut replay = Replay::prepared(graph, plan, kernels.clone())?;
+            for (id, value) in &built.build.given {
+                replay.set(*id, &to_host(graph.value(*id).ty.dtype, value))?;
+            }
+            let troubles = replay.run(order, self.slack)?;
+            runs += 1;
+            for (name, worst) in replay.worst() {
+                let entry = report.kernels.entry(name.clone()).or_insert(0.0);
+                *entry = entry.max(*worst);
+            }
+            let failed = !troubles.is_empty();
+            for t in troubles {
+                let kernels = t.kernels.clone();
+                find(kernels, format!("{order:?} order: {t}"));
+            }
+            if failed {
+                break;
+            }
+            for (id, got) in &results {
+                if replay.get(*id)?.bytes() != got.bytes() {
+                    let name = &graph.value(*id).name;
+                    let text = format!("{name}: other bits when run with checks, poison and {order:?} order");
+                    find(names.clone(), text);
                 }
             }
         }
-        Ok(if problems.is_empty() { Ok(runs) } else { Err(problems) })
+        report.runs += runs;
+        Ok(())
+    }
+
+    /// The bounds for a result at the end of the whole graph: its terms' magnitudes are not known there, so the largest
+    /// element stands for them.
+    fn bounds(&self, expected: &Tensor64, dtype: DType) -> Vec<f64> {
+        let largest = expected.data.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        let bound = match dtype {
+            DType::U32 => 0.0,
+            DType::F32 => self.slack * reduction_bound(self.reduction, largest),
+        };
+        vec![bound; expected.data.len()]
     }
 
     /// Appends the backward nodes; the inputs with their gradients.
@@ -247,7 +356,9 @@ impl Case {
                 let magnitude: f64 = d.data.iter().map(|a| a * a).sum::<f64>().sqrt();
                 // Central differences err by about h^2 of the third derivative, and by eps |loss| / h.
                 let bound = 1e-4 * magnitude + 1e-13 * plus.abs().max(1e-3) / h;
-                if !((numeric - analytic).abs() <= bound) {
+                // NaN is within nothing.
+                let within = (numeric - analytic).abs() <= bound;
+                if !within {
                     let name = &graph.value(*x).name;
                     problems.push(format!(
                         "reference: d_{name}: finite difference {numeric}, gradient {analytic}"
@@ -258,19 +369,13 @@ impl Case {
         Ok(())
     }
 
-    fn on_gpu(
-        &self,
-        gpu: &Gpu,
-        profile: &DeviceProfile,
-        build: &Build,
-        outputs: &[ValueId],
-    ) -> Result<Vec<(ValueId, HostTensor)>> {
-        let plan = Plan::new(&build.graph, outputs, profile)?;
+    fn on_gpu(&self, gpu: &Gpu, plan: Plan, built: &Built) -> Result<Vec<(ValueId, HostTensor)>> {
+        let graph = &built.build.graph;
         let memory = Memory::new(gpu);
         let mut executor = gpu.executor(plan, &memory)?;
         let mut states = Vec::new();
-        for (id, value) in &build.given {
-            let v = build.graph.value(*id);
+        for (id, value) in &built.build.given {
+            let v = graph.value(*id);
             let host = to_host(v.ty.dtype, value);
             match v.role {
                 Role::State => {
@@ -282,44 +387,99 @@ impl Case {
         }
         executor.run()?;
         let mut out = Vec::new();
-        for &id in outputs {
+        for &id in &built.fetched {
             out.push((id, executor.read(id)?));
         }
         for id in states {
-            out.push((id, memory.read(&build.graph.value(id).name)?));
+            out.push((id, memory.read(&graph.value(id).name)?));
         }
         Ok(out)
     }
+}
 
-    /// What is wrong with `got`, if anything: count, and the worst elements.
-    fn compare(&self, want: &Tensor64, got: &HostTensor) -> Option<String> {
-        let TensorType { shape, dtype } = got.ty();
-        if shape.elements() != want.shape.elements() {
-            return Some(format!("shape {shape}, expected {}", want.shape));
-        }
-        let largest = want.data.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-        let bound = if dtype == DType::U32 { 0.0 } else { self.bound(largest) };
-        let got = got.to_f64();
-        let mut wrong: Vec<(usize, f64)> = (0..got.data.len())
-            .map(|i| (i, (got.data[i] - want.data[i]).abs()))
-            .filter(|(_, e)| !(*e <= bound))
-            .collect();
-        if wrong.is_empty() {
-            return None;
-        }
-        wrong.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal));
-        let worst: Vec<String> = wrong
-            .iter()
-            .take(5)
-            .map(|&(i, _)| format!("[{i}] got {:e}, expected {:e}", got.data[i], want.data[i]))
-            .collect();
-        Some(format!(
-            "{} of {} elements wrong (bound {bound:.3e}): {}",
-            wrong.len(),
-            got.data.len(),
-            worst.join("; ")
-        ))
+struct Built {
+    build: Build,
+    outputs: Vec<ValueId>,
+    gradients: Vec<(ValueId, ValueId)>,
+    /// Outputs, then gradients.
+    fetched: Vec<ValueId>,
+}
+
+fn same(a: &Plan, b: &Plan) -> bool {
+    let step = |s: &crate::plan::Step| (s.kernel, s.groups, s.params);
+    a.kernels == b.kernels && a.params == b.params && a.steps.iter().map(step).eq(b.steps.iter().map(step))
+}
+
+/// What running a case's kernels gave.
+#[derive(Clone, Debug, Default)]
+pub struct CaseReport {
+    /// Runs on the device.
+    pub runs: usize,
+    /// The kernels that ran, each with its largest error as a share of the bound.
+    pub kernels: BTreeMap<String, f64>,
+    /// What was wrong.
+    pub problems: Vec<Finding>,
+}
+
+/// Something wrong.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The name of the profile that the plan was made for.
+    pub variant: String,
+    /// The kernels that it may be the fault of.
+    pub kernels: Vec<String>,
+    /// What it is.
+    pub text: String,
+}
+
+/// Where and how to run cases.
+pub struct Runner {
+    /// The device.
+    pub gpu: Gpu,
+    /// The seed of random values.
+    pub seed: u64,
+    /// A change to every kernel, to see that the tests notice.
+    pub change: Option<Box<Change>>,
+    /// The texts of kernels with workgroup memory as changed for tests; `None` for those without.
+    instrumented: Mutex<HashMap<Kernel, Option<Arc<Kernel>>>>,
+}
+
+impl Runner {
+    /// A runner on a device.
+    pub fn new(gpu: Gpu, seed: u64) -> Runner {
+        Runner { gpu, seed, change: None, instrumented: Mutex::default() }
     }
+
+    /// The kernel for a replay: one with workgroup memory is poisoned, and its order can be reversed where it does not
+    /// work with sub-groups.
+    fn prepare(&self, gpu: &Gpu, kernel: &Kernel) -> Result<Prepared> {
+        let known = self.instrumented.lock().unwrap_or_else(PoisonError::into_inner).get(kernel).cloned();
+        let changed = match known {
+            Some(changed) => changed,
+            None => {
+                let changed = instrumented(kernel)?.map(Arc::new);
+                let mut all = self.instrumented.lock().unwrap_or_else(PoisonError::into_inner);
+                all.insert(kernel.clone(), changed.clone());
+                changed
+            }
+        };
+        Ok(match changed {
+            Some(changed) => Prepared { solo: gpu.solo(&changed)?, controlled: true },
+            None => Prepared { solo: gpu.solo(kernel)?, controlled: false },
+        })
+    }
+}
+
+fn instrumented(kernel: &Kernel) -> Result<Option<Kernel>> {
+    let wgsl = kernel.wgsl();
+    if !wgsl.contains("var<workgroup>") || !Shader::new(&wgsl, kernel.entry)?.uses_workgroup_memory() {
+        return Ok(None);
+    }
+    let reorder = kernel.requires.subgroup_size.is_none();
+    let text = instrument(&wgsl, kernel.entry, kernel.bindings.len() as u32, reorder)?;
+    let mut bindings = kernel.bindings.clone();
+    bindings.push(Access::Read);
+    Ok(Some(Kernel { parts: vec![text.into()], constants: Vec::new(), bindings, ..kernel.clone() }))
 }
 
 /// The profiles to lower for: the adapter's own, and the least that every device has.
