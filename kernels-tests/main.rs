@@ -9,6 +9,7 @@
 //! take: its number, or a part of its name.
 
 mod cases;
+mod contract;
 mod golden;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +79,7 @@ fn tests() -> Vec<Test> {
     let cases = cases::all().into_iter();
     let mut all: Vec<Test> =
         cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
+    all.extend(contract::tests());
     all.extend(golden::tests());
     all
 }

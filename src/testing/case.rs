@@ -149,13 +149,22 @@ impl Case {
         Ok(Built { build, outputs, gradients, fetched })
     }
 
+    /// The graph, backward nodes included, and the outputs with the gradients: what a plan is made of.
+    ///
+    /// # Errors
+    /// When the case's graph is wrong.
+    pub fn graph(&self, seed: u64) -> Result<(Graph, Vec<ValueId>)> {
+        let built = self.built(seed)?;
+        Ok((built.build.graph, built.fetched))
+    }
+
     /// The plan for a device. Values depend on the seed, the plan does not.
     ///
     /// # Errors
     /// When the case's graph is wrong, or too large for the device.
     pub fn plan(&self, profile: &DeviceProfile, seed: u64) -> Result<Plan> {
-        let built = self.built(seed)?;
-        Plan::new(&built.build.graph, &built.fetched, profile)
+        let (graph, outputs) = self.graph(seed)?;
+        Plan::new(&graph, &outputs, profile)
     }
 
     /// Whether there is anything to differentiate.
