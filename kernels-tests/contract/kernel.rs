@@ -215,7 +215,7 @@ fn limits(kernel: &Kernel, text: &Text, profiles: &[Profile]) -> Vec<String> {
             requires.invocations
         ));
     }
-    if bytes > requires.workgroup_bytes {
+    if bytes != requires.workgroup_bytes {
         problems.push(format!(
             "has {bytes} bytes of workgroup memory, but requires {}",
             requires.workgroup_bytes

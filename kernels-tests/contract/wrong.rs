@@ -118,6 +118,7 @@ const KERNELS: &[Wrong] = &[
     ),
     // Limits.
     (|k| k.requires.invocations = 32, "has 64 invocations a workgroup, but requires 32"),
+    (|k| k.requires.workgroup_bytes = 272, "has 256 bytes of workgroup memory, but requires 272"),
     (|k| k.requires.workgroup_bytes = 252, "has 256 bytes of workgroup memory, but requires 252"),
     (
         |k| {

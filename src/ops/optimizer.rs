@@ -274,6 +274,8 @@ impl Op for Adam {
         bindings.extend([Access::Read; 3]);
         let mut kernel = kernel(l, "adam", bindings);
         set(&mut kernel, "DECOUPLED", s.decoupled);
+        // Nothing is summed over the workgroup.
+        kernel.requires.workgroup_bytes = 0;
         let per_group = (kernel.requires.invocations * each(l)) as usize;
         l.push(Dispatch {
             kernel,
