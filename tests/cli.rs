@@ -437,6 +437,17 @@ fn training_writes_a_model_that_translates() {
 }
 
 /// Translates what is given as standard input.
+#[test]
+fn steps_are_verified_kernel_by_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = text(&succeeds(train(folder.path(), &["--verify-steps", "2"])).stderr);
+    for step in ["verified step 1: ", "verified step 2: "] {
+        let line = said.lines().find(|line| line.contains(step)).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.contains(" dispatches, largest error "), "{line}");
+    }
+    assert!(!said.contains("verified step 3"), "{said}");
+}
+
 fn translate_lines(model: &Path, input: &str, options: &[&str]) -> Output {
     let mut child = wgformer()
         .args(["translate", "--model"])

@@ -9,17 +9,18 @@ use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wgformer::gpu::Gpu;
 use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
 use wgformer::model::{
-    CONFIG_FILE, Files, Folder, METRICS_FILE, Metrics, Model, ModelConfig, OutputFolder, Precision,
-    STATE_FILE, Task, TrainingConfig, Translator, Validation, load_state, save_state,
+    CONFIG_FILE, DIVERGED_FILE, Files, Folder, METRICS_FILE, Metrics, Model, ModelConfig, OutputFolder,
+    Precision, STATE_FILE, Task, TrainingConfig, Translator, Validation, load_state, save_state,
+    save_trouble,
 };
 use wgformer::nn::{Objective, Transformer, Tying};
 use wgformer::ops::optimizer::AdamSettings;
 use wgformer::text::batch::{BatchOptions, BatchSize, Batches, TooLong, encode_pairs};
-use wgformer::text::{self, Corpus, Overlong, Pair, Tokenizer, Vocabulary, dates};
+use wgformer::text::{self, Batch, Corpus, Overlong, Pair, Tokenizer, Vocabulary, dates};
 use wgformer::train::{PendingStep, Schedule, StepReport, Trainer, TrainerSettings};
 
 /// Steps under way before the loss of the first is looked at: so the device never waits for the host.
@@ -63,6 +64,10 @@ pub struct Train {
     /// Go on with the training in the folder that was interrupted, with its settings
     #[arg(long, conflicts_with_all = ["config", "overwrite"])]
     resume: bool,
+    /// Follow the first N steps kernel by kernel against references on the CPU, very slow; the first kernel that goes
+    /// wrong ends the training, and what it had read is saved
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    verify_steps: u64,
     #[command(flatten)]
     training: TrainingFlags,
     #[command(flatten)]
@@ -102,6 +107,7 @@ impl Train {
         if self.resume {
             run.resume(&Folder::open(&self.model)?)?;
         }
+        run.verify_steps = self.verify_steps;
         run.train()?;
         run.finish()
     }
@@ -329,6 +335,8 @@ struct Run {
     metrics: Vec<Metrics>,
     /// The steps that were done before, by the training that is resumed.
     begun_at: u64,
+    /// How many steps from there on are followed kernel by kernel.
+    verify_steps: u64,
     watch: Watch,
 }
 
@@ -366,6 +374,7 @@ impl Run {
             steps,
             metrics: Vec::new(),
             begun_at: 0,
+            verify_steps: 0,
             watch: Watch::new(),
         })
     }
@@ -399,7 +408,9 @@ impl Run {
             };
             let batch = self.data.train.batch(&rows);
             let sources: u32 = batch.source_lengths.iter().take(batch.indices.len()).sum();
-            pending.push_back((self.trainer.step(&batch)?, u64::from(sources) + batch.tokens as u64));
+            let verify = self.trainer.steps() - self.begun_at < self.verify_steps;
+            let step = if verify { self.verified(&batch, &progress)? } else { self.trainer.step(&batch)? };
+            pending.push_back((step, u64::from(sources) + batch.tokens as u64));
             let step = self.trainer.steps();
             let due = training.validate_every > 0
                 && step.is_multiple_of(training.validate_every)
@@ -418,6 +429,28 @@ impl Run {
         self.watch.pause();
         progress.end();
         Ok(())
+    }
+
+    /// A step, followed kernel by kernel.
+    fn verified(&mut self, batch: &Batch, progress: &Progress) -> Result<PendingStep> {
+        let start = Instant::now();
+        let (pending, found) = self.trainer.step_verified(batch)?;
+        let step = self.trainer.steps();
+        let Some(first) = found.troubles.first() else {
+            progress.say(&format!(
+                "verified step {step}: {} dispatches, largest error {:.0} % of what is allowed, {}",
+                grouped(found.dispatches as u64),
+                100.0 * found.worst,
+                time(start.elapsed())
+            ));
+            return Ok(pending);
+        };
+        for other in &found.troubles[1..] {
+            progress.say(&format!("training step {step}: {other}"));
+        }
+        save_trouble(&self.folder, first)?;
+        let file = self.folder.path().join(DIVERGED_FILE);
+        bail!("training step {step}: {first}; what it had read is in {}", file.display())
     }
 
     fn note_step(

@@ -376,6 +376,27 @@ impl Executor {
         read_one(&self.gpu.shared, &self.ring, readback_bytes(&self.outputs), part)
     }
 
+    /// The bytes of all inputs and states as they are now, each with the number of its buffer in the plan: what
+    /// [`crate::verify`] starts from. Blocks.
+    ///
+    /// # Errors
+    /// When an input was never written, or the device fails.
+    pub fn snapshot(&self) -> Result<Vec<(usize, Vec<u8>)>> {
+        let mut all = Vec::new();
+        for (i, spec) in self.plan.buffers.iter().enumerate() {
+            if self.missing[i] {
+                return Err(self.missing_input(i));
+            }
+            if matches!(spec.kind, BufferKind::Input { .. } | BufferKind::State { .. }) {
+                let ty = TensorType::u32([spec.bytes as usize / 4]);
+                let part = Part { buffer: self.buffers[i].raw.clone(), offset: 0, ty };
+                let bytes = read_one(&self.gpu.shared, &Ring::default(), spec.bytes, part)?;
+                all.push((i, bytes.bytes().to_vec()));
+            }
+        }
+        Ok(all)
+    }
+
     /// Blocks until everything submitted so far is done.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 //! anything is done with it. Files are written beside the old ones and renamed: a reader finds the old or the new.
 
 mod config;
+mod diverged;
 mod files;
 mod folder;
 mod metrics;
@@ -20,6 +21,7 @@ mod translator;
 mod weights;
 
 pub use config::{Lowercase, ModelConfig, Precision, Task, TextConfig, TrainingConfig};
+pub use diverged::{DIVERGED_FILE, save_trouble};
 pub use files::{Embedded, Files, Folder};
 pub use folder::OutputFolder;
 pub use metrics::{Metrics, Validation};

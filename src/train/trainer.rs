@@ -6,6 +6,7 @@ use crate::nn::{BatchShape, LossGraph, Objective, Optimizer, Transformer, page_n
 use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
 use crate::text::Batch;
+use crate::verify::Verification;
 use crate::{Error, HostTensor, Result, Shape, TensorType};
 use std::collections::HashMap;
 
@@ -198,6 +199,28 @@ impl Trainer {
     /// # Errors
     /// When the batch does not fit the model, or the device failed.
     pub fn step(&mut self, batch: &Batch) -> Result<PendingStep> {
+        let learning_rate = self.write(batch)?;
+        let fetch = self.training(batch.shape)?.executor.run_and_fetch()?;
+        self.step += 1;
+        Ok(PendingStep { step: self.step, learning_rate, fetch })
+    }
+
+    /// [`Trainer::step`], after following it kernel by kernel against the references: see [`Executor::verify`]. Slow.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model, or the device failed.
+    pub fn step_verified(&mut self, batch: &Batch) -> Result<(PendingStep, Verification)> {
+        let learning_rate = self.write(batch)?;
+        let prepared = self.training(batch.shape)?;
+        let mut found = prepared.executor.verify(&prepared.io.graph)?;
+        let fetch = prepared.executor.run_and_fetch()?;
+        found.compare_states(&prepared.executor)?;
+        self.step += 1;
+        Ok((PendingStep { step: self.step, learning_rate, fetch }, found))
+    }
+
+    /// Writes a batch and the numbers of the next step; its learning rate.
+    fn write(&mut self, batch: &Batch) -> Result<f64> {
         let step = self.step + 1;
         let settings = self.settings.clone();
         let learning_rate = settings.schedule.at(step);
@@ -214,9 +237,7 @@ impl Trainer {
         if let Some(id) = prepared.io.schedule {
             prepared.executor.write(id, &HostTensor::f32([4], schedule))?;
         }
-        let fetch = prepared.executor.run_and_fetch()?;
-        self.step = step;
-        Ok(PendingStep { step, learning_rate, fetch })
+        Ok(learning_rate)
     }
 
     /// Mean loss and accuracy over batches, without dropout.

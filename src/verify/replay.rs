@@ -6,7 +6,7 @@ use crate::graph::{Derived, Graph, Node, Role, ValueId, argsort};
 use crate::kernel::{Access, Kernel};
 use crate::plan::{BufferKind, Place, Plan, Step};
 use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 /// The order in which the workgroups and invocations of a dispatch run, as far as a kernel lets one choose
@@ -55,6 +55,8 @@ pub enum Problem {
     Unwritten(usize, usize, usize),
     /// A write outside of the buffer.
     Trespass(Trespass),
+    /// A run of the whole plan left other bits in a state than running its steps one by one.
+    OtherBits,
 }
 
 impl fmt::Display for Trouble {
@@ -65,6 +67,7 @@ impl fmt::Display for Trouble {
             Problem::Unwritten(n, of, first) => {
                 write!(f, "{n} of {of} elements were left unwritten, the first of them [{first}]")
             }
+            Problem::OtherBits => write!(f, "a whole run gave other bits than its steps one by one"),
             Problem::Trespass(t) if t.byte < 0 => {
                 write!(f, "written {} bytes before the start of the buffer", -t.byte)
             }
@@ -141,6 +144,18 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
+    /// Takes over whole buffers: [`Executor::snapshot`](crate::gpu::Executor::snapshot).
+    pub(super) fn load(&mut self, snapshot: Vec<(usize, Vec<u8>)>) {
+        for (i, bytes) in snapshot {
+            self.buffers[i] = bytes;
+        }
+    }
+
+    /// The bytes of a buffer of the plan.
+    pub(super) fn buffer(&self, number: usize) -> &[u8] {
+        &self.buffers[number]
+    }
+
     fn put(&mut self, id: ValueId, bytes: &[u8]) {
         // A value that no step touches has no place.
         if let Some(p) = self.plan.places.get(&id) {
@@ -197,8 +212,17 @@ impl<'a> Replay<'a> {
         let node = &self.graph.nodes()[plan.steps[steps.start].node];
         let inputs = node.inputs.iter().map(|&i| self.read_input(i)).collect::<Result<Vec<_>>>()?;
         let mut found = Vec::new();
+        // What several dispatches of a node write together is poisoned before the first of them.
+        let mut begun: HashSet<Place> = HashSet::new();
         for step in steps.clone() {
-            let problems = self.step(&plan.steps[step], order)?;
+            let step = &plan.steps[step];
+            for (place, access) in step.bindings.iter().zip(&plan.kernels[step.kernel].bindings) {
+                if begun.insert(*place) && *access == Access::Write {
+                    let (start, bytes) = (place.offset as usize, place.bytes as usize);
+                    self.buffers[place.buffer][start..start + bytes].copy_from_slice(&poison(bytes)[..bytes]);
+                }
+            }
+            let problems = self.step(step, order)?;
             found.extend(problems.into_iter().map(|(binding, p)| (format!("binding {binding}"), p)));
         }
         let (wrong, worst) = self.compare(node, &inputs, slack)?;
@@ -255,11 +279,7 @@ impl<'a> Replay<'a> {
         let mut buffers = Vec::with_capacity(step.bindings.len() + 2);
         for (i, (place, access)) in step.bindings.iter().zip(&kernel.bindings).enumerate() {
             let at = SoloBinding { group: 0, binding: i as u32, kind: SoloKind::of(*access) };
-            let bytes = match access {
-                Access::Write => poison(place.bytes as usize),
-                Access::Read | Access::Update => self.bytes(place).to_vec(),
-            };
-            buffers.push(SoloBuffer { at, bytes });
+            buffers.push(SoloBuffer { at, bytes: self.bytes(place).to_vec() });
         }
         let mut dispatches = vec![SoloDispatch { groups: step.groups, replace: None }];
         if prepared.controlled {

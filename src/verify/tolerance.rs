@@ -44,7 +44,11 @@ pub fn node_bounds(
 /// The largest error as a share of its bound, over the elements that have a bound.
 pub(super) fn worst_share(expected: &Tensor64, got: &HostTensor, bounds: &[f64]) -> f64 {
     let got = got.to_f64();
-    let share = |i: usize| (got.data[i] - expected.data[i]).abs() / bounds[i];
+    let share = |i: usize| match (got.data[i], expected.data[i]) {
+        // Both infinite, too.
+        (g, e) if g == e || (g.is_nan() && e.is_nan()) => 0.0,
+        (g, e) => (g - e).abs() / bounds[i],
+    };
     let shares = (0..bounds.len()).filter(|&i| bounds[i] > 0.0).map(share);
     shares.fold(0.0, |worst, s| if s.is_nan() { f64::INFINITY } else { worst.max(s) })
 }
