@@ -11,7 +11,8 @@ use wgformer::nn::{
 use wgformer::ops::elementwise::Activation;
 use wgformer::ops::optimizer::AdamSettings;
 use wgformer::plan::Plan;
-use wgformer::{DeviceClass, DeviceProfile, Result};
+use wgformer::testing::known_profiles;
+use wgformer::{DeviceProfile, Result};
 
 /// A device to lower for, by its name.
 pub type Profile = (&'static str, DeviceProfile);
@@ -23,51 +24,6 @@ pub struct Found {
     pub profiles: Vec<Profile>,
     /// Whether a case of the shader tests lowers to it, so that its results are compared.
     pub by_case: bool,
-}
-
-/// The devices to lower for: what a kernel is made of may depend on any of these numbers.
-pub fn profiles() -> Vec<Profile> {
-    let portable = DeviceProfile::portable();
-    let software = |lanes: u32| DeviceProfile {
-        class: DeviceClass::Cpu,
-        subgroups: true,
-        subgroup_min: lanes,
-        subgroup_max: lanes,
-        ..DeviceProfile::portable()
-    };
-    let gpu = |class: DeviceClass, min: u32, max: u32| DeviceProfile {
-        class,
-        subgroups: true,
-        subgroup_min: min,
-        subgroup_max: max,
-        f16: true,
-        max_storage_buffers: 16,
-        max_workgroup_bytes: 32768,
-        max_invocations: 1024,
-        max_binding_bytes: 1 << 31,
-        max_buffer_bytes: 1 << 32,
-        ..DeviceProfile::portable()
-    };
-    // Mesa's is of the width of the CPU's vectors.
-    let lavapipe = |lanes: u32| DeviceProfile {
-        f16: true,
-        max_storage_buffers: 32,
-        max_workgroup_bytes: 32768,
-        max_invocations: 1024,
-        max_buffer_bytes: 1 << 31,
-        ..software(lanes)
-    };
-    vec![
-        ("WebGPU's default limits", portable.clone()),
-        ("WebGPU's default limits on a CPU", DeviceProfile { class: DeviceClass::Cpu, ..portable }),
-        ("lavapipe with AVX", lavapipe(8)),
-        ("lavapipe with AVX-512", lavapipe(16)),
-        ("SwiftShader", DeviceProfile { max_storage_buffers: 10, ..software(4) }),
-        ("a discrete GPU with sub-groups of 32", gpu(DeviceClass::Discrete, 32, 32)),
-        ("a discrete GPU with sub-groups of 16 to 64", gpu(DeviceClass::Discrete, 16, 64)),
-        ("an integrated GPU with sub-groups of 8 to 32", gpu(DeviceClass::Integrated, 8, 32)),
-        ("an integrated GPU with sub-groups of 64", gpu(DeviceClass::Integrated, 64, 64)),
-    ]
 }
 
 /// Something that gives plans, each for one of these devices.
@@ -96,7 +52,7 @@ fn lower() -> std::result::Result<Vec<Found>, Vec<String>> {
         sources.push((name, false, Box::new(move |profiles| model_plans(&config, profiles))));
     }
     let all = Mutex::new(HashMap::<Kernel, Found>::new());
-    let profiles = profiles();
+    let profiles = known_profiles();
     each(&sources, |(name, by_case, source)| {
         let plans = match source(&profiles) {
             Ok(plans) => plans,

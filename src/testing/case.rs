@@ -5,13 +5,14 @@
 //! against the reference.
 
 use super::instrument::{Shader, instrument};
+use super::profiles;
 use crate::gpu::{Gpu, Memory};
 use crate::graph::{Graph, Interpreter, Role, ValueId, to_host};
 use crate::kernel::{Access, Kernel};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::verify::{Order, Prepared, Replay, compare, reduction_bound};
-use crate::{DType, DeviceClass, DeviceProfile, HostTensor, Result, Shape, Tensor64};
+use crate::{DType, DeviceProfile, HostTensor, Result, Shape, Tensor64};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -489,16 +490,4 @@ fn instrumented(kernel: &Kernel) -> Result<Option<Kernel>> {
     let mut bindings = kernel.bindings.clone();
     bindings.push(Access::Read);
     Ok(Some(Kernel { parts: vec![text.into()], constants: Vec::new(), bindings, ..kernel.clone() }))
-}
-
-/// The profiles to lower for: the adapter's own, and the least that every device has.
-pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
-    let own = gpu.profile().clone();
-    let portable = DeviceProfile {
-        max_binding_bytes: own.max_binding_bytes,
-        max_buffer_bytes: own.max_buffer_bytes,
-        ..DeviceProfile::portable()
-    };
-    let software = DeviceProfile { class: DeviceClass::Cpu, ..portable.clone() };
-    vec![("own", own), ("portable", portable), ("portable software", software)]
 }
