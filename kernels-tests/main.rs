@@ -1,4 +1,5 @@
-//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--list]`.
+//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--list]`, and with
+//! `--mutations` wrong kernels that they must notice (see mutations.rs).
 //!
 //! 1. mathematics: the gradient of each f64 reference against finite differences; no device.
 //! 2. kernels: every variant that the adapter can run, against the references.
@@ -11,6 +12,7 @@
 mod cases;
 mod contract;
 mod golden;
+mod mutations;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -18,7 +20,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use wgformer::gpu::{Gpu, Request, request};
-use wgformer::testing::{Case, Runner};
+use wgformer::testing::{Case, Runner, not_runnable};
 
 /// What a test found: the number of things checked and the kernels that ran, or the problems.
 pub type Outcome = Result<Passed, Vec<String>>;
@@ -89,10 +91,11 @@ struct Options {
     layer: Option<usize>,
     seed: u64,
     list: bool,
+    mutations: bool,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { filter: Vec::new(), layer: None, seed: 1, list: false };
+    let mut options = Options { filter: Vec::new(), layer: None, seed: 1, list: false, mutations: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number = |what: &str| {
@@ -109,6 +112,7 @@ fn options() -> Result<Options, String> {
             }
             "--seed" => options.seed = number("--seed")?,
             "--list" => options.list = true,
+            "--mutations" => options.mutations = true,
             // Cargo and its relatives pass options for their own harness.
             a if a.starts_with('-') => {}
             _ => options.filter.push(arg),
@@ -141,6 +145,10 @@ fn device() -> Result<Option<Gpu>, String> {
 }
 
 fn run(options: Options) -> Result<(), String> {
+    if options.mutations {
+        let gpu = device()?.ok_or("wrong kernels are noticed on an adapter only")?;
+        return mutations::run(gpu, options.seed, &options.filter);
+    }
     let all = tests();
     let wanted = |t: &&Test| {
         let text = format!("{} {}", t.group, t.name);
@@ -168,12 +176,29 @@ fn run(options: Options) -> Result<(), String> {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();
         println!("left out for want of an adapter: {left} tests of the layers 2 and 4");
     }
+    if let Some(runner) = &runner {
+        variants(&runner.gpu, &options, &results)?;
+    }
     println!("{:.1} s on adapter: {adapter}", start.elapsed().as_secs_f64());
     println!("{passed} passed, {failed} failed");
     if failed > 0 {
         return Err(format!("{failed} tests failed"));
     }
     if passed == 0 { Err("nothing ran".to_string()) } else { Ok(()) }
+}
+
+/// Says how many kernels ran, and which did not and why.
+fn variants(gpu: &Gpu, options: &Options, results: &Results) -> Result<(), String> {
+    let passed = results.iter().filter_map(|(outcome, _)| outcome.as_ref()?.as_ref().ok());
+    let ran: BTreeSet<&String> = passed.flat_map(|p| &p.kernels).collect();
+    println!("kernels run: {}", ran.len());
+    if options.layer.is_none_or(|l| l == 2) && options.filter.is_empty() {
+        let cases: Vec<Case> = cases::all().into_iter().flat_map(|(_, cases)| cases).collect();
+        let missing = not_runnable(&cases, gpu).map_err(|e| e.to_string())?;
+        println!("kernels not runnable on this adapter: {}", missing.len());
+        missing.iter().for_each(|(name, reason)| println!("  {name}: {reason}"));
+    }
+    Ok(())
 }
 
 /// By test: what it found, `None` if it needs a device and there is none, and its time.

@@ -24,7 +24,7 @@ const SHAPES: [[usize; 2]; 17] = [
     [3, 1028],
     [3, 4099],
     [2, 32_000],
-    [70_000, 2],
+    [70_000, 9],
 ];
 
 fn case(name: String, log: bool, width: usize, x: impl Fn() -> HostTensor + Send + Sync + 'static) -> Case {
