@@ -173,7 +173,27 @@ fn check_compares_the_kernels_with_golden_files() {
     }
     assert_eq!(lines[5], "5 passed, 0 failed");
     assert!(text(&output.stderr).starts_with("adapter: "));
-    fails(Path::new("."), &[&options[..], &["nothing"]].concat(), &["no case's name contains", "nothing"]);
+    fails(Path::new("."), &[&options[..], &["nothing"]].concat(), &["no case's name matches", "nothing"]);
+}
+
+#[test]
+fn check_says_of_every_kernel_whether_it_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = succeeds(run(folder.path(), &["check", "--filter", "^cache_write"]));
+    let said = text(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("cache_write  ok "), "{said}");
+    assert_eq!(lines[1..], ["1 ok, 0 wrong, 0 not runnable"]);
+    assert!(text(&output.stderr).contains("adapter: "));
+
+    let output = succeeds(run(folder.path(), &["check", "--json", "--filter", "^cache_write"]));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["kernels"][0]["kernel"], "cache_write");
+    assert_eq!(json["kernels"][0]["status"], "ok");
+    assert_eq!((&json["ok"], &json["wrong"]), (&1.into(), &0.into()));
+
+    fails(folder.path(), &["check", "--filter", "("], &["--filter"]);
+    fails(folder.path(), &["check", "--filter", "no such kernel"], &["no kernel's name matches"]);
 }
 
 #[test]
