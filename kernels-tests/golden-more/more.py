@@ -168,46 +168,58 @@ y.backward(dy)
 settings = {"d": 20, "heads": 2, "ff": 36, "layers": 2, "norm_first": True, "act": "relu", "eps": 1e-5}
 save("encoder_prenorm_relu_pad", settings, x=x, pad=pad.to(torch.uint8), y=y, dy=dy, dx=x.grad, **parameters(encoder), **gradients(encoder))
 
-# A whole Transformer without label smoothing, and one Adam step.
-torch.manual_seed(1600)
-d, heads, layers, ff, rows, s, t, vocabulary = 12, 3, 1, 20, 4, 11, 6, 17
-model = nn.Transformer(d, heads, layers, layers, ff, 0.0, activation="gelu", batch_first=True)
-embedding, head = nn.Embedding(vocabulary, d, padding_idx=0), nn.Linear(d, vocabulary)
-modules = {"tr.": model, "emb.": embedding, "head.": head}
-for module in modules.values():
-    round_parameters(module)
-src, tgt = torch.randint(3, vocabulary, (rows, s)), torch.randint(3, vocabulary, (rows, t + 1))
-src[1, 4:] = 0
-src[3, 1:] = 0
-tgt[2, 3:] = 0
-padding, causal = src == 0, torch.ones(t, t, dtype=torch.bool).triu(1)
-angle = torch.arange(s)[:, None] / torch.pow(10000.0, torch.arange(0, d, 2) / d)
-pe = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+# Whole Transformers: one Adam step; and the losses of ten steps on one batch, of which the first is `loss`.
+transformers = [
+    ("transformer_postnorm_gelu_plain", 1600, False, "gelu", 0.0, 1),
+    ("transformer_ten_losses", 1650, True, "relu", 0.1, 10),
+]
+for name, seed, norm_first, activation, smoothing, steps in transformers:
+    torch.manual_seed(seed)
+    d, heads, layers, ff, rows, s, t, vocabulary = 12, 3, 1, 20, 4, 11, 6, 17
+    model = nn.Transformer(d, heads, layers, layers, ff, 0.0, activation=activation, batch_first=True, norm_first=norm_first)
+    embedding, head = nn.Embedding(vocabulary, d, padding_idx=0), nn.Linear(d, vocabulary)
+    modules = {"tr.": model, "emb.": embedding, "head.": head}
+    for module in modules.values():
+        round_parameters(module)
+    src, tgt = torch.randint(3, vocabulary, (rows, s)), torch.randint(3, vocabulary, (rows, t + 1))
+    src[1, 4:] = 0
+    src[3, 1:] = 0
+    tgt[2, 3:] = 0
+    padding, causal = src == 0, torch.ones(t, t, dtype=torch.bool).triu(1)
+    angle = torch.arange(s)[:, None] / torch.pow(10000.0, torch.arange(0, d, 2) / d)
+    pe = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
 
+    def embed(ids):
+        return embedding(ids) * math.sqrt(d) + pe[: ids.size(1)]
 
-def embed(ids):
-    return embedding(ids) * math.sqrt(d) + pe[: ids.size(1)]
-
-
-memory = model.encoder(embed(src), src_key_padding_mask=padding)
-dec = model.decoder(embed(tgt[:, :-1]), memory, tgt_mask=causal, memory_key_padding_mask=padding)
-logits = head(dec)
-loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=0)
-loss.backward()
-before, grads, after = {}, {}, {}
-for prefix, module in modules.items():
-    before |= parameters(module, "p." + prefix)
-    grads |= gradients(module, "g." + prefix)
-everything = [p for module in modules.values() for p in module.parameters()]
-torch.optim.Adam(everything, lr=3e-3, betas=(0.9, 0.98), eps=1e-9).step()
-for prefix, module in modules.items():
-    after |= parameters(module, "adam1." + prefix)
-settings = {
-    "d": d, "heads": heads, "layers": layers, "ff": ff, "norm_first": False, "act": "gelu", "eps": 1e-5,
-    "final_norm": True, "pe": "sinusoidal interleaved", "lr": 3e-3, "label_smoothing": 0.0, "ignore_index": 0,
-}
-results = {"memory": memory, "dec": dec, "logits": logits, "loss": loss.reshape(1)}
-save("transformer_postnorm_gelu_plain", settings, src=src, tgt=tgt, pe=pe, **results, **before, **grads, **after)
+    before, grads, after, losses = {}, {}, {}, []
+    for prefix, module in modules.items():
+        before |= parameters(module, "p." + prefix)
+    everything = [p for module in modules.values() for p in module.parameters()]
+    optimizer = torch.optim.Adam(everything, lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        memory = model.encoder(embed(src), src_key_padding_mask=padding)
+        dec = model.decoder(embed(tgt[:, :-1]), memory, tgt_mask=causal, memory_key_padding_mask=padding)
+        logits = head(dec)
+        loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=0, label_smoothing=smoothing)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        if step == 0:
+            results = {"memory": memory, "dec": dec, "logits": logits, "loss": loss.reshape(1)}
+            for prefix, module in modules.items():
+                grads |= gradients(module, "g." + prefix)
+        optimizer.step()
+        if step == 0:
+            for prefix, module in modules.items():
+                after |= parameters(module, "adam1." + prefix)
+    if steps > 1:
+        results["losses"] = torch.stack(losses)
+    settings = {
+        "d": d, "heads": heads, "layers": layers, "ff": ff, "norm_first": norm_first, "act": activation, "eps": 1e-5,
+        "final_norm": True, "pe": "sinusoidal interleaved", "lr": 3e-3, "label_smoothing": smoothing, "ignore_index": 0,
+    }
+    save(name, settings, src=src, tgt=tgt, pe=pe, **results, **before, **grads, **after)
 
 # Adam and AdamW over several steps, with and without clipping: g [steps, n], after [steps, n], the moments at the end.
 optimizers = [

@@ -227,8 +227,11 @@ pub(super) fn encoder(device: &Device, case: &CaseData, comparison: &mut Compari
     compare_gradients(case, comparison, &parameters, |name| Ok(of_name(&gradients, name)?.to_vec()))
 }
 
+/// The most training steps that a case may ask for.
+const MAX_STEPS: usize = 1000;
+
 /// `torch.nn.Transformer` between an embedding that both sides share and a linear layer to the logits; the loss, all
-/// gradients, and all parameters after one step of Adam.
+/// gradients, all parameters after one step of Adam, and the losses of more such steps on the same batch.
 pub(super) fn transformer(device: &Device, case: &CaseData, comparison: &mut Comparison) -> Result<()> {
     let [vocabulary, d]: [usize; 2] = case.shape("p.emb.weight")?;
     let [rows, s]: [usize; 2] = case.shape("src")?;
@@ -308,10 +311,13 @@ pub(super) fn transformer(device: &Device, case: &CaseData, comparison: &mut Com
     if let Some(seed) = io.seed {
         executor.write(seed, &HostTensor::u32([2], vec![0, 1]))?;
     }
-    if let Some(schedule) = io.schedule {
-        let correction = |beta: f64| (1.0 / (1.0 - beta)) as f32;
-        let step = vec![lr as f32, correction(beta1), correction(beta2), 1.0];
-        executor.write(schedule, &HostTensor::f32([4], step))?;
+    // The learning rate stays as it is; only the corrections of the moments change from step to step.
+    let schedule = |step: i32| {
+        let correction = |beta: f64| (1.0 / (1.0 - beta.powi(step))) as f32;
+        HostTensor::f32([4], vec![lr as f32, correction(beta1), correction(beta2), 1.0])
+    };
+    if let Some(id) = io.schedule {
+        executor.write(id, &schedule(1))?;
     }
     executor.run()?;
     let read = |id: ValueId| -> Result<Vec<f32>> { Ok(executor.read(id)?.as_f32("a result")?.to_vec()) };
@@ -353,6 +359,21 @@ pub(super) fn transformer(device: &Device, case: &CaseData, comparison: &mut Com
     for p in parameters.iter().filter(|p| case.has(&format!("adam1.{}", p.name))) {
         let got = p.gathered(|name| from_pages(layout, &after, name))?;
         compare_step(case, comparison, p, lr, &got)?;
+    }
+    if case.has("losses") {
+        let [steps] = case.shape("losses")?;
+        if !(1..=MAX_STEPS).contains(&steps) {
+            return Err(case.problem(format!("tensor losses: expected 1 to {MAX_STEPS} numbers")));
+        }
+        let mut losses = read(io.loss)?;
+        for step in 2..=steps as i32 {
+            if let Some(id) = io.schedule {
+                executor.write(id, &schedule(step))?;
+            }
+            executor.run()?;
+            losses.extend(executor.read(io.loss)?.as_f32("a loss")?);
+        }
+        comparison.tensor("losses", case.floats("losses", &[steps])?, &losses);
     }
     Ok(())
 }
