@@ -23,11 +23,12 @@ impl File {
 }
 
 /// Files of `src/ops/` and `kernels-tests/cases/` that have no shader of their name, and why.
-const WITHOUT_SHADER: [(&str, &str); 5] = [
+const WITHOUT_SHADER: [(&str, &str); 6] = [
     ("mod", "lists the others"),
     ("layout", "parts of values: nothing runs"),
     ("params", "the macro for parameter blocks"),
     ("random", "the reference of shaders/lib/random.wgsl"),
+    ("rounding", "how f32 rounds"),
     ("rows", "what ops over rows share"),
 ];
 

@@ -126,16 +126,11 @@ pub trait Op: fmt::Debug + Send + Sync {
     /// [`Op::updates`].
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64>;
 
-    /// For each result of [`Op::reference`] the sum of the magnitudes of the terms that an element is a sum of: what its
-    /// rounding error is in proportion to (see [`crate::verify`]). Where an op does not say, the largest magnitude of
-    /// the tensor stands for all of its elements.
-    fn magnitudes(&self, _inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
-        let largest = |t: &Tensor64| {
-            let finite = t.data.iter().map(|x| x.abs()).filter(|x| x.is_finite());
-            let largest = finite.fold(0.0, f64::max);
-            Tensor64::new(t.shape.clone(), vec![largest; t.data.len()])
-        };
-        results.iter().map(largest).collect()
+    /// For each result of [`Op::reference`], element by element, how far the result of a device may be from it because
+    /// f32 rounds: in units of 2^-23, to first order (see [`crate::verify`]). Where an op does not say, its results are
+    /// exact.
+    fn rounding(&self, _inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        results.iter().map(|t| Tensor64::zeros(t.shape.clone())).collect()
     }
 
     /// Appends the nodes that compute the gradients of the inputs from those of the outputs; `None` is zero. Of the

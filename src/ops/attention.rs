@@ -5,9 +5,11 @@
 use super::lib_wgsl;
 use super::params::params;
 use super::random::{Dropout, RandomKey};
+use super::rounding::{DIVIDE, exp, exp_of, log, size, softmax_sum, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::{DType, DeviceClass, Error, Result, Tensor64, TensorType};
+use std::f64::consts::{LN_2, LOG2_E};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/attention.wgsl");
 pub(super) const SOURCE_LANES: &str = include_str!("../../shaders/attention_lanes.wgsl");
@@ -365,7 +367,42 @@ impl<'a> Reader<'a> {
         };
         let e: Vec<f64> = scores.iter().map(|x| x.map_or(0.0, |x| (x - max).exp())).collect();
         let sum: f64 = e.iter().sum();
-        (e.iter().map(|e| e / sum).collect(), (max + sum.ln()) * std::f64::consts::LOG2_E)
+        (e.iter().map(|e| e / sum).collect(), (max + sum.ln()) * LOG2_E)
+    }
+
+    /// The same probabilities from a log-sum-exp in base 2.
+    fn probabilities(&self, b: usize, h: usize, t: usize, lse: f64) -> Vec<f64> {
+        let p = |s| self.score(b, h, t, s).map_or(0.0, |x| (x * LOG2_E - lse).exp2());
+        (0..self.n.s).map(p).collect()
+    }
+
+    /// The error of a score in base 2: a sum over the columns of a head, times the scale, and the bias.
+    fn score_rounding(&self, b: usize, h: usize, t: usize, s: usize) -> f64 {
+        let n = &self.n;
+        let products = (0..n.head).map(|d| size(self.get(0, b, t, h, d)) * size(self.get(1, b, s, h, d)));
+        let products: f64 = products.sum();
+        let bias = self.at.bias.map_or(0.0, |i| self.inputs[i].data[(h * n.t + t) * n.s + s]);
+        LOG2_E * (self.spec.scale(n).abs() * (sum(n.head, products) + 2.0 * products) + 3.0 * bias.abs())
+    }
+
+    /// The relative errors of a query's probabilities, 0 for masked keys, and the error of its log-sum-exp in base 2. An
+    /// error of the largest score is none of the probabilities.
+    fn softmax_rounding(&self, b: usize, h: usize, t: usize) -> (Vec<f64>, f64) {
+        let scores: Vec<Option<f64>> = (0..self.n.s).map(|s| self.score(b, h, t, s)).collect();
+        let Some(max) = scores.iter().flatten().copied().reduce(f64::max) else {
+            return (vec![0.0; self.n.s], 0.0);
+        };
+        let (p, lse) = self.softmax(b, h, t);
+        let below: Vec<f64> = scores.iter().map(|x| x.map_or(0.0, |x| (x - max) * LOG2_E)).collect();
+        let error = |s: usize| scores[s].map_or(0.0, |_| self.score_rounding(b, h, t, s));
+        let e_scores: Vec<f64> = (0..self.n.s).map(error).collect();
+        let mean_of = |f: fn(f64) -> f64| p.iter().zip(&e_scores).map(|(p, e)| p * f(*e)).sum::<f64>();
+        let e_total = softmax_sum(&p, &below);
+        let relative = e_total + mean_of(|e| exp_of(LN_2 * e)) + DIVIDE + 1.0;
+        let visible = scores.iter().map(|x| f64::from(x.is_some()));
+        let each = e_scores.iter().zip(below).map(|(e, x)| exp_of(LN_2 * e) + 2.0 * exp(x) + relative);
+        let e_lse = mean_of(|e| e) + e_total * LOG2_E + log(lse - max * LOG2_E) + lse.abs();
+        (each.zip(visible).map(|(e, v)| e * v).collect(), e_lse)
     }
 
     /// Dropout's factor.
@@ -410,6 +447,27 @@ impl Op for Forward {
                     out.data[(b * n.t + t) * n.width() + h * n.head + d] +=
                         p * x.kept(b, h, t, s) * x.get(2, b, s, h, d);
                 }
+            }
+        }
+        vec![out, lse]
+    }
+
+    /// Sums over the keys, with the probabilities' own errors; two for the dropout.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let x = Reader::new(&self.0, inputs, self.0.kind.operands());
+        let n = &x.n;
+        let (mut out, mut lse) = (results[0].clone(), results[1].clone());
+        for (b, h, t) in x.rows() {
+            let (p, _) = x.softmax(b, h, t);
+            let (e_p, e_lse) = x.softmax_rounding(b, h, t);
+            lse.data[(b * n.heads + h) * n.t + t] = e_lse;
+            for d in 0..n.head {
+                let (mut terms, mut errors) = (0.0, 0.0);
+                for s in 0..n.s {
+                    let term = p[s] * x.kept(b, h, t, s) * size(x.get(2, b, s, h, d));
+                    (terms, errors) = (terms + term, errors + term * (e_p[s] + 2.0));
+                }
+                out.data[(b * n.t + t) * n.width() + h * n.head + d] = sum(n.s, terms) + errors;
             }
         }
         vec![out, lse]
@@ -502,21 +560,22 @@ impl Op for Backward {
         let operands = self.0.kind.operands();
         let x = Reader::new(&self.0, inputs, self.start());
         let n = &x.n;
-        let d_out = inputs[operands + 2];
+        let [out, lse, d_out] = [0, 1, 2].map(|i| inputs[operands + i]);
         let scale = self.0.scale(n);
         let mut d: Vec<Tensor64> =
             inputs[..operands].iter().map(|t| Tensor64::zeros(t.shape.clone())).collect();
         let mut d_bias = Tensor64::zeros([n.heads, n.t, n.s]);
         for (b, h, t) in x.rows() {
-            let (p, _) = x.softmax(b, h, t);
-            let d_row = &d_out.data[(b * n.t + t) * n.width() + h * n.head..][..n.head];
+            let p = x.probabilities(b, h, t, lse.data[(b * n.heads + h) * n.t + t]);
+            let [row, d_row] =
+                [out, d_out].map(|y| &y.data[(b * n.t + t) * n.width() + h * n.head..][..n.head]);
             let d_p: Vec<f64> = (0..n.s)
                 .map(|s| {
                     let dot: f64 = (0..n.head).map(|c| d_row[c] * x.get(2, b, s, h, c)).sum();
                     dot * x.kept(b, h, t, s)
                 })
                 .collect();
-            let delta: f64 = p.iter().zip(&d_p).map(|(p, d)| p * d).sum();
+            let delta: f64 = row.iter().zip(d_row).map(|(y, d)| y * d).sum();
             for s in 0..n.s {
                 let d_x = p[s] * (d_p[s] - delta);
                 d_bias.data[(h * n.t + t) * n.s + s] += d_x;
@@ -535,6 +594,57 @@ impl Op for Backward {
             d.push(d_bias);
         }
         d
+    }
+
+    /// Sums over keys or queries of d_x = p (d_p - delta), whose parts may cancel, so their own errors count; p is an
+    /// exponential of the score.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let operands = self.0.kind.operands();
+        let x = Reader::new(&self.0, inputs, self.start());
+        let n = &x.n;
+        let [out, lse, d_out] = [0, 1, 2].map(|i| inputs[operands + i]);
+        let scale = self.0.scale(n).abs();
+        let zeros = || results.iter().map(|t| Tensor64::zeros(t.shape.clone())).collect::<Vec<_>>();
+        // Of each element the magnitudes of its terms, and their errors.
+        let (mut sizes, mut errors) = (zeros(), zeros());
+        for (b, h, t) in x.rows() {
+            let lse = lse.data[(b * n.heads + h) * n.t + t];
+            let p = x.probabilities(b, h, t, lse);
+            let [row, d_row] =
+                [out, d_out].map(|y| &y.data[(b * n.t + t) * n.width() + h * n.head..][..n.head]);
+            let delta: f64 = row.iter().zip(d_row).map(|(y, d)| size(*y) * size(*d)).sum();
+            for (s, p) in p.into_iter().enumerate() {
+                let Some(score) = x.score(b, h, t, s) else { continue };
+                let kept = x.kept(b, h, t, s);
+                let e_p = exp_of(LN_2 * x.score_rounding(b, h, t, s)) + exp(score * LOG2_E - lse);
+                let d_p: f64 = (0..n.head).map(|c| size(d_row[c]) * size(x.get(2, b, s, h, c))).sum();
+                let parts = kept * d_p + delta;
+                let e_parts = kept * (sum(n.head, d_p) + 2.0 * d_p) + sum(n.head, delta);
+                let (d_x, e_x) = (p * parts, p * (e_parts + (e_p + 2.0) * parts));
+                let mut add = |tensor: usize, i: usize, term: f64, error: f64| {
+                    sizes[tensor].data[i] += term;
+                    errors[tensor].data[i] += error;
+                };
+                if self.0.bias {
+                    add(operands, (h * n.t + t) * n.s + s, d_x, e_x);
+                }
+                for (c, d) in d_row.iter().enumerate() {
+                    for (part, row, other) in [(0, t, x.get(1, b, s, h, c)), (1, s, x.get(0, b, t, h, c))] {
+                        let (tensor, i) = x.place(part, b, row, h, c);
+                        let factor = scale * size(other);
+                        add(tensor, i, factor * d_x, factor * (e_x + 2.0 * d_x));
+                    }
+                    let (tensor, i) = x.place(2, b, s, h, c);
+                    let term = p * kept * size(*d);
+                    add(tensor, i, term, term * (e_p + 2.0));
+                }
+            }
+        }
+        let terms = n.s.max(n.t).max(n.batch);
+        for (error, size) in errors.iter_mut().zip(&sizes) {
+            error.data.iter_mut().zip(&size.data).for_each(|(e, size)| *e += sum(terms, *size));
+        }
+        errors
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
@@ -605,6 +715,14 @@ impl Op for Probabilities {
         let x = Reader::new(&self.0, inputs, self.0.kind.operands());
         let data = x.rows().flat_map(|(b, h, t)| x.softmax(b, h, t).0).collect();
         vec![Tensor64::new([x.n.batch, x.n.heads, x.n.t, x.n.s], data)]
+    }
+
+    /// The probabilities' own.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let x = Reader::new(&self.0, inputs, self.0.kind.operands());
+        let errors = x.rows().flat_map(|(b, h, t)| x.softmax_rounding(b, h, t).0);
+        let errors = errors.zip(&results[0].data).map(|(e, p)| sum(1, e * p));
+        vec![Tensor64::new(results[0].shape.clone(), errors.collect())]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::lib_wgsl;
 use super::params::params;
+use super::rounding::{of_sizes, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, parts};
 use crate::profile::DeviceClass;
@@ -46,6 +47,15 @@ impl Op for ColumnSum {
         vec![out]
     }
 
+    /// A sum of sums.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let rows = inputs[0].shape.rows();
+        let chunk = chunk(rows);
+        let mut error = of_sizes(self, inputs, &[0]);
+        error[0].data.iter_mut().for_each(|e| *e = sum(chunk + rows.div_ceil(chunk), *e));
+        error
+    }
+
     /// Each row of d_x is d: a column of ones times d.
     fn gradient(
         &self,
@@ -64,9 +74,7 @@ impl Op for ColumnSum {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let (rows, n) = (l.input_type(0).shape.rows(), l.input_type(0).shape.last());
-        // As many chunks as rows in a chunk, about: both passes are as long. The number depends on the shape alone, so
-        // every device sums in the same order.
-        let chunk = if rows <= 64 { rows } else { (rows as f64).sqrt().ceil() as usize };
+        let chunk = chunk(rows);
         let chunks = rows.div_ceil(chunk);
         let (x, out) = (l.input(0), l.output(0));
         if chunks == 1 {
@@ -76,6 +84,12 @@ impl Op for ColumnSum {
         push(l, x, partial, [rows, n], chunk)?;
         push(l, partial, out, [chunks, n], chunks)
     }
+}
+
+/// The rows that are summed at a time. As many chunks as rows in a chunk, about: both passes are as long. The number depends
+/// on the shape alone, so every device sums in the same order.
+fn chunk(rows: usize) -> usize {
+    if rows <= 64 { rows } else { (rows as f64).sqrt().ceil() as usize }
 }
 
 fn push(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2], chunk: usize) -> Result<()> {

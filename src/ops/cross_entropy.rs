@@ -1,6 +1,7 @@
 //! Softmax cross-entropy with label smoothing, its gradient, and what is counted along the way.
 
 use super::params::params;
+use super::rounding::{DIVIDE, exp, log, size, softmax_sum, sum};
 use super::rows::Rows;
 use super::{elementwise, layout};
 use crate::DeviceProfile;
@@ -91,6 +92,42 @@ impl Op for CrossEntropyOp {
             }
         }
         vec![Tensor64::new([1], vec![stats[0] * inv]), Tensor64::new([3], stats.to_vec()), d]
+    }
+
+    /// A row's loss is a logarithm and differences of logits; its gradient an exponential over their sum, as a softmax's.
+    /// Counts are exact.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let (logits, targets, inv) = (inputs[0], inputs[1], size(inputs[2].data[0]));
+        let (v, e) = (logits.shape.last(), self.0.smoothing);
+        let (mut e_sum, mut sizes, mut counted) = (0.0, 0.0, 0);
+        let mut e_d = results[2].clone();
+        for (n, row) in e_d.data.chunks_mut(v).enumerate() {
+            if targets.u32(n) == self.0.ignore {
+                continue;
+            }
+            let (x, t) = (logits.row(n), targets.u32(n) as usize);
+            let top = x.iter().fold(f64::MIN, |m, &x| m.max(x));
+            let below: Vec<f64> = x.iter().map(|x| x - top).collect();
+            let total: f64 = below.iter().map(|x| x.exp()).sum();
+            let shares: Vec<f64> = below.iter().map(|x| x.exp() / total).collect();
+            let e_total = softmax_sum(&shares, &below);
+            // The mean is that of differences to the first logit.
+            let offsets: f64 = x.iter().map(|y| size(y - x[0])).sum();
+            let spread = size(below[0]) + offsets / v as f64;
+            let e_spread = (sum(v, offsets) + (1.0 + DIVIDE) * offsets) / v as f64 + 2.0 * spread;
+            let parts = total.ln() + size(below[t]) + e * (spread + size(below[t]));
+            e_sum += log(total.ln()) + e_total + e * e_spread + 3.0 * parts;
+            sizes += parts;
+            counted += 1;
+            for (j, d) in row.iter_mut().enumerate() {
+                let wanted = e / v as f64 + if j == t { 1.0 - e } else { 0.0 };
+                let p = shares[j] * (2.0 * exp(below[j]) + e_total + DIVIDE + 1.0);
+                *d = sum(2, inv * (p + wanted * (2.0 + DIVIDE))) + 2.0 * d.abs();
+            }
+        }
+        let e_sum = e_sum + sum(counted, sizes);
+        let e_loss = sum(1, inv * (e_sum + sizes));
+        vec![Tensor64::new([1], vec![e_loss]), Tensor64::new([3], vec![e_sum, 0.0, 0.0]), e_d]
     }
 
     fn gradient(
@@ -189,6 +226,11 @@ impl Op for CountTargets {
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
         let count = (0..inputs[0].data.len()).filter(|&i| inputs[0].u32(i) != self.ignore).count();
         vec![Tensor64::new([1], vec![1.0 / count.max(1) as f64])]
+    }
+
+    /// A quotient.
+    fn rounding(&self, _: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        vec![Tensor64::new([1], vec![DIVIDE * results[0].data[0]])]
     }
 
     fn gradient(&self, _: &mut Graph, _: &Node, _: &[Option<ValueId>]) -> Result<Vec<Option<ValueId>>> {

@@ -1,6 +1,7 @@
 //! Dropout, alone or before a residual sum.
 
 use super::params::params;
+use super::rounding::{size, sum};
 use super::{elementwise, lib_wgsl};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
@@ -53,6 +54,15 @@ impl Op for DropoutOp {
         vec![Tensor64::from_fn(inputs[0].shape.clone(), |i| {
             let dropped = inputs[0].data[i] * self.dropout.factor(key, i as u32);
             if self.residual { inputs[2].data[i] + dropped } else { dropped }
+        })]
+    }
+
+    /// The factor's own rounding, the product's and the sum's.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let key = key(self.dropout, inputs[1]);
+        vec![Tensor64::from_fn(inputs[0].shape.clone(), |i| {
+            let dropped = size(inputs[0].data[i]) * self.dropout.factor(key, i as u32);
+            sum(2, 0.0) + 2.0 * dropped + if self.residual { results[0].data[i].abs() } else { 0.0 }
         })]
     }
 

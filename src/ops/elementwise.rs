@@ -2,6 +2,7 @@
 
 use super::lib_wgsl;
 use super::params::params;
+use super::rounding::{DIVIDE, EPS, TANH, TINY, exp, size, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
@@ -69,11 +70,73 @@ impl Activation {
         }
     }
 
+    /// The most that the value changes with x: the largest derivative, between 1.09 and 1.13 for the smooth ones.
+    pub(super) fn steepest(self) -> f64 {
+        match self {
+            Activation::None | Activation::Relu => 1.0,
+            Activation::Gelu | Activation::GeluTanh | Activation::Silu => 1.13,
+        }
+    }
+
+    /// The error of the value at `x`, in units of eps: that of the function that it is made of, and one for each
+    /// operation around it.
+    pub(super) fn rounding(self, x: f64) -> f64 {
+        let y = self.value(x).abs();
+        match self {
+            Activation::None => 0.0,
+            Activation::Relu => TINY,
+            Activation::Gelu => size(x) / 2.0 * erf_rounding(x) + 3.0 * y,
+            Activation::GeluTanh => size(x) / 2.0 * TANH + 3.0 * y,
+            Activation::Silu => y * (sigmoid_rounding(x) + 1.0) + size(x) * SIGMOID_END,
+        }
+    }
+
+    /// The error of the derivative at `x`, in the same way.
+    pub(super) fn slope_rounding(self, x: f64) -> f64 {
+        // Where the shaders clamp it, the derivative is constant.
+        let c = x.abs().min(15.0);
+        match self {
+            Activation::None | Activation::Relu => 0.0,
+            Activation::Gelu => {
+                let phi = (-0.5 * c * c).exp() / (2.0 * std::f64::consts::PI).sqrt();
+                erf_rounding(x) / 2.0 + c * phi * (exp(0.5 * c * c) + 4.0) + 1.0
+            }
+            Activation::GeluTanh => {
+                let t = tanh_argument(c).tanh();
+                let dz = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044715 * c * c);
+                // That of 1 - t^2 is 2 t times tanh's.
+                TANH / 2.0 + c / 2.0 * dz * (2.0 * t * TANH + 1.0 + 4.0 * (1.0 - t * t)) + 1.0
+            }
+            Activation::Silu => {
+                let s = 1.0 / (1.0 + (-x).exp());
+                let factor = 1.0 + x.abs() * (1.0 - s);
+                s * (factor * (sigmoid_rounding(x) + 3.0) + x.abs() * s * sigmoid_rounding(x))
+                    + size(x) * SIGMOID_END
+            }
+        }
+    }
+
     /// Whether the derivative can be had from the result alone.
     pub fn slope_from_result(self) -> bool {
         matches!(self, Activation::None | Activation::Relu)
     }
 }
+
+/// The error of 1 + erf(x / sqrt 2) as the shaders have it: 1.5e-7 by the approximation, and the rounding of its
+/// polynomial, whose coefficients add up to 16 when each is counted as often as it is multiplied, times the exponential.
+fn erf_rounding(x: f64) -> f64 {
+    let square = 0.5 * x * x;
+    1.5e-7 / EPS + (16.0 + exp(square)) * (-square).exp() + 1.0
+}
+
+/// The relative error of 1 / (1 + exp(-x)).
+fn sigmoid_rounding(x: f64) -> f64 {
+    let share = 1.0 / (1.0 + x.exp()); // of exp(-x) in the sum
+    exp(x) * share + 1.0 + DIVIDE
+}
+
+/// Where the shaders clamp the argument of the sigmoid it is exp(-80), here rounded up, in units of eps.
+const SIGMOID_END: f64 = 1.81e-35 / EPS;
 
 fn tanh_argument(x: f64) -> f64 {
     (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
@@ -136,6 +199,15 @@ impl Op for Unary {
         let f = |&x: &f64| match *self {
             Unary::Scale(factor) => x * factor,
             Unary::Activate(act) => act.value(x),
+        };
+        vec![Tensor64::new(inputs[0].shape.clone(), inputs[0].data.iter().map(f).collect())]
+    }
+
+    /// The factor's own rounding and the product's, or the activation's.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let f = |&x: &f64| match *self {
+            Unary::Scale(factor) => sum(1, 2.0 * size(x) * size(factor)),
+            Unary::Activate(act) => act.steepest() * TINY + act.rounding(x),
         };
         vec![Tensor64::new(inputs[0].shape.clone(), inputs[0].data.iter().map(f).collect())]
     }
@@ -218,6 +290,20 @@ impl Op for Binary {
             Binary::ActivateBackward(act) => a.data[i] * act.slope(b.data[i]),
             Binary::Multiply => a.data[i] * b.data[i],
             Binary::ScaleBy => a.data[i] * b.data[0],
+        })]
+    }
+
+    /// One operation, and the derivative's own error.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let (a, b) = (inputs[0], inputs[1]);
+        vec![Tensor64::from_fn(a.shape.clone(), |i| match *self {
+            Binary::Add => sum(2, 0.0) + results[0].data[i].abs(),
+            Binary::ActivateBackward(act) => {
+                let (slope, x) = (act.slope(b.data[i]), b.data[i]);
+                sum(1, size(a.data[i]) * (size(slope) + act.slope_rounding(x)))
+            }
+            Binary::Multiply => sum(1, size(a.data[i]) * size(b.data[i])),
+            Binary::ScaleBy => sum(1, size(a.data[i]) * size(b.data[0])),
         })]
     }
 

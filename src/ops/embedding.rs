@@ -3,6 +3,7 @@
 use super::dropout::{active, dropout_parts};
 use super::params::params;
 use super::random::{Dropout, RandomKey};
+use super::rounding::{of_sizes, sum};
 use crate::graph::{Derived, Graph, Lowering, Node, Op, Role, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, DeviceClass, DeviceProfile, Error, HostTensor, Result, Tensor64, TensorType};
@@ -184,6 +185,15 @@ impl Op for Embedding {
         })]
     }
 
+    /// One each for the scale, the product with it, the sum with the position, and the dropout.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let floats: Vec<usize> = [1].into_iter().chain(self.0.inputs(2)[0]).collect();
+        let spec = Spec { scale: self.0.scale.abs(), ..self.0 };
+        let mut error = of_sizes(&Embedding(spec), inputs, &floats);
+        error[0].data.iter_mut().for_each(|e| *e = sum(1, 4.0 * *e));
+        error
+    }
+
     fn gradient(
         &self,
         g: &mut Graph,
@@ -292,6 +302,18 @@ impl Op for EmbeddingBackward {
         vec![d_table]
     }
 
+    /// A sum of as many terms as the id occurs, and the scale.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let (ids, c) = (inputs[1], inputs[0].shape.last());
+        let mut counts = vec![0; self.vocabulary];
+        (0..ids.data.len()).for_each(|i| counts[ids.u32(i) as usize] += 1);
+        let mut error = of_sizes(self, inputs, &[0]);
+        for (i, e) in error[0].data.iter_mut().enumerate() {
+            *e = sum(counts[i / c], e.abs()) + 2.0 * e.abs();
+        }
+        error
+    }
+
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let ids = l.input_type(1);
         let c = l.output_type(0).shape.last();
@@ -350,6 +372,15 @@ impl Op for PositionsBackward {
             d.data[i / c % t * c + i % c] += mask(i) * x;
         }
         vec![d]
+    }
+
+    /// A sum over the batch.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let dims = inputs[0].shape.dims();
+        let rows: usize = dims[..dims.len() - 2].iter().product();
+        let mut error = of_sizes(self, inputs, &[0]);
+        error[0].data.iter_mut().for_each(|e| *e = sum(rows, *e) + *e);
+        error
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

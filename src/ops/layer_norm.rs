@@ -3,6 +3,7 @@
 use super::dropout::{active, dropout_parts, key};
 use super::params::params;
 use super::random::Dropout;
+use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, size, sum};
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
@@ -135,6 +136,50 @@ impl Op for LayerNorm {
         outputs
     }
 
+    /// d = h - mean is small where h is far from zero, and the mean is exact up to the rounding of d all the same: the
+    /// kernel corrects its first mean by that of its d. So d and its squares carry an offset, the error of the first mean.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let (gamma, y) = (&inputs[1].data, &results[0]);
+        let (c, terms) = (gamma.len() as f64, gamma.len());
+        let h = if self.residual { &results[2] } else { inputs[0] };
+        // The dropout's product, and the sum.
+        let e_h = Tensor64::from_fn(h.shape.clone(), |i| match (self.residual, self.dropout) {
+            (false, None) => TINY,
+            (true, None) => sum(2, 0.0) + h.data[i].abs(),
+            (residual, Some(_)) => {
+                let dropped = h.data[i] - if residual { inputs[3].data[i] } else { 0.0 };
+                sum(2, 0.0) + 2.0 * dropped.abs() + h.data[i].abs()
+            }
+        });
+        let (mut e_y, mut e_stats) = (y.clone(), results[1].clone());
+        for (r, e_row) in e_y.data.chunks_mut(terms).enumerate() {
+            let (h, e_h) = (h.row(r), e_h.row(r));
+            let (mean, inv) = moments(h, self.eps);
+            let mean_of = |x: &mut dyn Iterator<Item = f64>| x.sum::<f64>() / c;
+            let e_first = sum(terms, mean_of(&mut h.iter().map(|v| v.abs()))) + DIVIDE * mean.abs();
+            let d: Vec<f64> = h.iter().map(|v| size(v - mean) + EPS * e_first).collect();
+            let e_mean = sum(terms, mean_of(&mut d.iter().copied())) + mean_of(&mut e_h.iter().copied());
+            let e_d: Vec<f64> = d.iter().zip(e_h).map(|(d, e)| d + e + e_mean).collect();
+            let e_variance = sum(terms, mean_of(&mut d.iter().map(|d| d * d)))
+                + 2.0 * mean_of(&mut d.iter().zip(&e_d).map(|(d, e)| d * e));
+            // Relative; one for the sum with eps, and one for eps itself.
+            let e_inv = 0.5 * (e_variance * inv * inv + 2.0) + INVERSE_SQRT;
+            for (i, e) in e_row.iter_mut().enumerate() {
+                let n = d[i] * inv;
+                *e = size(gamma[i]) * (inv * e_d[i] + n * (e_inv + 2.0)) + sum(1, y.row(r)[i].abs());
+            }
+            e_stats.data[4 * r..4 * r + 4].copy_from_slice(&[
+                e_first + e_mean,
+                e_first + e_mean,
+                inv * e_inv,
+                0.0,
+            ]);
+        }
+        let mut errors = vec![e_y, e_stats];
+        errors.extend(self.residual.then_some(e_h));
+        errors
+    }
+
     fn gradient(
         &self,
         g: &mut Graph,
@@ -205,6 +250,13 @@ impl Op for LayerNorm {
 // Elements that stand in for an output that a variant does not write: more than any element type has.
 const UNUSED: usize = 64;
 
+/// The magnitude of n = (v - mean - shift) inv and its error: v - mean is exact where v is near it, so the error is that
+/// of what is left. `stats` are mean, shift and inv.
+fn normalised(v: f64, stats: &[f64]) -> (f64, f64) {
+    let (first, n) = (size(v - stats[0]), size(v - stats[0] - stats[1]));
+    (n * size(stats[2]), (first + 2.0 * n) * size(stats[2]))
+}
+
 /// The gradients by h and, with dropout, by x. Inputs: d_y, h, stats, gamma, then, where there are such, the gradient
 /// that h has from elsewhere, and the seed.
 #[derive(Clone, Copy, Debug)]
@@ -250,6 +302,39 @@ impl Op for Backward {
                 vec![d_h, d_x]
             }
             _ => vec![d_h],
+        }
+    }
+
+    /// The two means are sums; n rounds as [`normalised`] says, g once.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let (d_y, h, stats, gamma) = (inputs[0], inputs[1], inputs[2], &inputs[3].data);
+        let (c, terms) = (gamma.len() as f64, gamma.len());
+        let mut e_h = d_y.clone();
+        for (r, row) in e_h.data.chunks_mut(terms).enumerate() {
+            let s = &stats.data[4 * r..4 * r + 4];
+            let n: Vec<(f64, f64)> = h.row(r).iter().map(|v| normalised(*v, s)).collect();
+            let g: Vec<f64> = d_y.row(r).iter().zip(gamma).map(|(d, w)| size(*d) * size(*w)).collect();
+            let both = || g.iter().zip(&n);
+            let (sum_g, sum_gn) = (g.iter().sum::<f64>(), both().map(|(g, n)| g * n.0).sum::<f64>());
+            let e_mean_g = (sum(terms, sum_g) + (1.0 + DIVIDE) * sum_g) / c;
+            let e_gn = both().map(|(g, n)| g * n.1).sum::<f64>();
+            let e_mean_gn = (sum(terms, sum_gn) + e_gn + (1.0 + DIVIDE) * sum_gn) / c;
+            for (i, e) in row.iter_mut().enumerate() {
+                let (n, e_n) = n[i];
+                let parts = g[i] + sum_g / c + n * sum_gn / c;
+                *e = size(s[2]) * (4.0 * parts + e_mean_g + n * e_mean_gn + e_n * sum_gn / c);
+                *e = sum(1, *e) + if self.residual { results[0].row(r)[i].abs() } else { 0.0 };
+            }
+        }
+        match (self.dropout, inputs.last()) {
+            (Some(d), Some(seed)) => {
+                let key = key(d, seed);
+                let masked =
+                    |i: usize| sum(1, 2.0 * results[1].data[i].abs()) + e_h.data[i] * d.factor(key, i as u32);
+                let e_x = Tensor64::from_fn(e_h.shape.clone(), masked);
+                vec![e_h, e_x]
+            }
+            _ => vec![e_h],
         }
     }
 
@@ -307,6 +392,23 @@ impl Op for ParamsBackward {
             }
         }
         vec![d_gamma, d_beta]
+    }
+
+    /// Sums over the rows.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let (d_y, h, stats) = (inputs[0], inputs[1], inputs[2]);
+        let (rows, c) = (d_y.shape.rows(), d_y.shape.last());
+        let mut sums = vec![[0.0; 3]; c];
+        for r in 0..rows {
+            for (i, (d, v)) in d_y.row(r).iter().zip(h.row(r)).enumerate() {
+                let (n, e_n) = normalised(*v, &stats.data[4 * r..4 * r + 4]);
+                let d = size(*d);
+                let add = [d * n, d * e_n, d];
+                sums[i].iter_mut().zip(add).for_each(|(s, x)| *s += x);
+            }
+        }
+        let e_gamma = Tensor64::from_fn([c], |i| sum(rows, sums[i][0]) + sums[i][1]);
+        vec![e_gamma, Tensor64::from_fn([c], |i| sum(rows, sums[i][2]))]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

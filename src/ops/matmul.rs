@@ -11,6 +11,7 @@ mod lower;
 use super::column_sum::column_sum;
 use super::elementwise::{Activation, activate_backward};
 use super::layout::reshape;
+use super::rounding::{of_sizes, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
@@ -228,6 +229,25 @@ impl Op for Product {
                     }
                 }
             }
+        }
+        if self.saves_pre() { vec![out, pre] } else { vec![out] }
+    }
+
+    /// A sum of k products and the bias, times alpha; what follows scales that by the activation's slope, and adds its own.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let at = Strided { alpha: self.at.alpha.abs(), ..self.at.clone() };
+        let plain = Product { at, bias: self.bias, activation: Activation::None, residual: false };
+        let places = [0, 1, 2];
+        let sums = of_sizes(&plain, inputs, &places[..2 + self.bias as usize]).remove(0).data;
+        let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
+        let (mut out, mut pre) = (results[0].clone(), results[results.len() - 1].clone());
+        for (i, total) in sums.into_iter().enumerate() {
+            let y = out.data[i];
+            // The value before the activation, where it is not saved: y is that, or ReLU of it.
+            let x = if self.saves_pre() { pre.data[i] } else { y - residual.map_or(0.0, |r| r[i]) };
+            pre.data[i] = sum(self.at.k, total) + total;
+            out.data[i] = self.activation.steepest() * pre.data[i] + self.activation.rounding(x);
+            out.data[i] += if self.residual { y.abs() } else { 0.0 };
         }
         if self.saves_pre() { vec![out, pre] } else { vec![out] }
     }

@@ -15,6 +15,7 @@ pub mod matmul;
 pub mod optimizer;
 mod params;
 pub mod random;
+mod rounding;
 mod rows;
 pub mod softmax;
 

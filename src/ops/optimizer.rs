@@ -2,6 +2,7 @@
 
 use super::lib_wgsl;
 use super::params::params;
+use super::rounding::{DIVIDE, EPS, SQRT, size, sum};
 use crate::graph::{Graph, Lowering, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::profile::DeviceClass;
@@ -135,6 +136,22 @@ impl Op for GradientNorm {
         vec![Tensor64::new([2], vec![norm, factor])]
     }
 
+    /// The root of a sum of sums, times the scale; the factor is a quotient by it.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        // The longest chain of additions: a page's shares are summed by 256 accumulators or more each (lanes, vec4s and
+        // their components), and the partials by 4 lanes or more.
+        let pages = &inputs[usize::from(self.scaled)..];
+        let longest = pages.iter().map(|p| p.data.len()).max().unwrap_or(0);
+        let terms = longest.div_ceil(256 * PARTIALS) + 8 + pages.len() * PARTIALS / 4;
+        // Half the relative error of the sum, all of whose terms are positive.
+        let e_norm = sum(terms, 1.0) / 2.0 + SQRT + 1.0;
+        let (norm, factor) = (results[0].data[0], results[0].data[1]);
+        // Nothing to round where there is no clipping.
+        let clips = self.max_norm.is_some_and(|max| norm * (1.0 + 1e-3) >= max);
+        let e_factor = if clips { factor * (e_norm + DIVIDE + 2.0) } else { 0.0 };
+        vec![Tensor64::new([2], vec![if norm.is_finite() { sum(1, norm * e_norm) } else { 0.0 }, e_factor])]
+    }
+
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let first = usize::from(self.scaled);
         let pages = l.input_count() - first;
@@ -265,6 +282,44 @@ impl Op for Adam {
             p.data[i] -= lr * change;
         }
         vec![p, m, v]
+    }
+
+    /// Every operation in turn: a product with a setting counts twice, since that is rounded too. Where v is tiny, the
+    /// root of its error bounds that of its root.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let s = &self.0;
+        let mut errors: Vec<Tensor64> = results.iter().map(|t| Tensor64::zeros(t.shape.clone())).collect();
+        let [lr, c1, c2, scale] = [0, 1, 2, 3].map(|i| size(inputs[4].data[i]));
+        let factor = inputs[5].data[1];
+        if factor == 0.0 {
+            return errors;
+        }
+        for i in 0..inputs[0].data.len() {
+            let [p, m, v] = [0, 1, 2].map(|j| results[j].data[i]);
+            let [old_p, old_m, old_v] = [0, 1, 2].map(|j| size(inputs[j].data[i]));
+            let decay = if s.decay.contains(&i) { s.weight_decay * old_p } else { 0.0 };
+            let own = size(inputs[3].data[i]) * scale * factor;
+            let (mut g, mut e_g) = (own, 2.0 * own);
+            if !s.decoupled {
+                (g, e_g) = (g + decay, e_g + 2.0 * decay + own + decay);
+            }
+            let e_m = 2.0 * s.beta1 * old_m + (1.0 - s.beta1) * (e_g + 2.0 * g) + size(m);
+            let e_v = 2.0 * s.beta2 * old_v + (1.0 - s.beta2) * (2.0 * g * e_g + 3.0 * g * g) + size(v);
+            let root = (v * c2).sqrt();
+            let e_square = c2 * (e_v + size(v));
+            let e_root = (0.5 * e_square / root).min((e_square / EPS).sqrt()) + SQRT * root;
+            let below = root + s.eps;
+            let change = m.abs() * c1 / below;
+            let mut e_change =
+                c1 * (e_m + size(m)) / below + change * ((e_root + 2.0 * below) / below + DIVIDE);
+            if s.decoupled {
+                e_change += 3.0 * decay + change;
+            }
+            for (e, x) in errors.iter_mut().zip([lr * (e_change + change + decay) + size(p), e_m, e_v]) {
+                e.data[i] = sum(1, x);
+            }
+        }
+        errors
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Softmax and log-softmax over the innermost dimension.
 
 use super::params::params;
+use super::rounding::{DIVIDE, exp, log, size, softmax_sum, sum};
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, parts};
@@ -80,6 +81,26 @@ impl Op for Softmax {
         vec![y]
     }
 
+    /// Exponentials of x - max, one that another may have scaled since, over their sum; or the logarithm of the sum.
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
+        let x = inputs[0];
+        let mut error = results[0].clone();
+        for (r, row) in error.data.chunks_mut(x.shape.last()).enumerate() {
+            let max = x.row(r).iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let below: Vec<f64> = x.row(r).iter().map(|v| v - max).collect();
+            let total: f64 = below.iter().map(|v| v.exp()).sum();
+            let shares: Vec<f64> = below.iter().map(|v| v.exp() / total).collect();
+            let e_total = softmax_sum(&shares, &below);
+            for (e, (p, x)) in row.iter_mut().zip(shares.iter().zip(below)) {
+                *e = match self.log {
+                    true => size(x) + log(total.ln()) + e_total + e.abs(),
+                    false => sum(1, p * (2.0 * exp(x) + e_total + DIVIDE + 1.0)),
+                };
+            }
+        }
+        vec![error]
+    }
+
     fn gradient(
         &self,
         g: &mut Graph,
@@ -126,6 +147,26 @@ impl Op for SoftmaxBackward {
             }
         }
         vec![d_x]
+    }
+
+    /// One sum a row; d - sum may cancel, so its parts count.
+    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+        let (d_y, y) = (inputs[0], inputs[1]);
+        let mut error = d_y.clone();
+        let c = y.shape.last();
+        for (r, row) in error.data.chunks_mut(c).enumerate() {
+            let (d, y) = (d_y.row(r), y.row(r));
+            let dot: f64 = d.iter().zip(y).map(|(d, y)| size(*d) * size(*y)).sum();
+            let total: f64 = d.iter().map(|d| size(*d)).sum();
+            for (i, e) in row.iter_mut().enumerate() {
+                let d = size(d[i]);
+                *e = match self.log {
+                    true => 2.0 * d + y[i].exp() * (sum(c, total) + total * (exp(y[i]) + 2.0)),
+                    false => sum(1, size(y[i]) * (sum(c, dot) + 2.0 * (d + dot))),
+                };
+            }
+        }
+        vec![error]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

@@ -259,7 +259,7 @@ impl Case {
             for (id, value) in &built.build.given {
                 replay.set(*id, &to_host(graph.value(*id).ty.dtype, value))?;
             }
-            let troubles = replay.run(order, self.slack)?;
+            let troubles = replay.run(order, 1.0)?;
             runs += 1;
             for (name, worst) in replay.worst() {
                 let entry = report.kernels.entry(name.clone()).or_insert(0.0);

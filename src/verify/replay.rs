@@ -321,8 +321,7 @@ impl<'a> Replay<'a> {
         let results = node.op.reference(&inputs);
         let updated = node.op.updates().into_iter().map(|i| node.inputs[i]);
         let ids: Vec<ValueId> = node.outputs.iter().copied().chain(updated).collect();
-        let types: Vec<&TensorType> = ids.iter().map(|&id| &self.graph.value(id).ty).collect();
-        let bounds = node_bounds(node, &inputs, &results, &types);
+        let bounds = node_bounds(node, &inputs, &results);
         let (mut found, mut worst) = (Vec::new(), 0.0f64);
         for ((id, expected), mut bounds) in ids.iter().zip(&results).zip(bounds) {
             // An output that nothing reads need not be written.
