@@ -14,7 +14,7 @@ mod contract;
 mod golden;
 mod mutations;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,8 @@ pub type Outcome = Result<Passed, Vec<String>>;
 #[derive(Default)]
 pub struct Passed {
     pub checks: usize,
-    pub kernels: BTreeSet<String>,
+    /// By name, with the largest error as a share of what is allowed.
+    pub kernels: BTreeMap<String, f64>,
 }
 
 impl Passed {
@@ -72,7 +73,7 @@ fn of_case(op: &str, case: Case) -> Vec<Test> {
 fn kernels(case: &Case, on: &Runner) -> Outcome {
     let report = case.kernels(on);
     if report.problems.is_empty() {
-        return Ok(Passed { checks: report.runs, kernels: report.kernels.into_keys().collect() });
+        return Ok(Passed { checks: report.runs, kernels: report.kernels });
     }
     Err(report.problems.iter().map(|p| format!("{}: {}", p.variant, p.text)).collect())
 }
@@ -172,12 +173,13 @@ fn run(options: Options) -> Result<(), String> {
     let results = run_all(&chosen, runner.as_ref(), options.seed);
     println!();
     let (passed, failed) = table(&chosen, &results);
+    shares(&results);
     if runner.is_none() {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();
         println!("left out for want of an adapter: {left} tests of the layers 2 and 4");
     }
     if let Some(runner) = &runner {
-        variants(&runner.gpu, &options, &results)?;
+        not_run(&runner.gpu, &options)?;
     }
     println!("{:.1} s on adapter: {adapter}", start.elapsed().as_secs_f64());
     println!("{passed} passed, {failed} failed");
@@ -187,11 +189,8 @@ fn run(options: Options) -> Result<(), String> {
     if passed == 0 { Err("nothing ran".to_string()) } else { Ok(()) }
 }
 
-/// Says how many kernels ran, and which did not and why.
-fn variants(gpu: &Gpu, options: &Options, results: &Results) -> Result<(), String> {
-    let passed = results.iter().filter_map(|(outcome, _)| outcome.as_ref()?.as_ref().ok());
-    let ran: BTreeSet<&String> = passed.flat_map(|p| &p.kernels).collect();
-    println!("kernels run: {}", ran.len());
+/// Says which kernels did not run and why.
+fn not_run(gpu: &Gpu, options: &Options) -> Result<(), String> {
     if options.layer.is_none_or(|l| l == 2) && options.filter.is_empty() {
         let cases: Vec<Case> = cases::all().into_iter().flat_map(|(_, cases)| cases).collect();
         let missing = not_runnable(&cases, gpu).map_err(|e| e.to_string())?;
@@ -246,6 +245,21 @@ fn failure(test: &Test, seed: u64, problems: &[String]) {
     println!(
         "    alone: cargo test --release --test kernels -- --layer {layer} --seed {seed} '{group} {name}'"
     );
+}
+
+/// Prints which kernels ran, and how much of what is allowed each of them has needed.
+fn shares(results: &Results) {
+    let mut worst: BTreeMap<&str, f64> = BTreeMap::new();
+    for passed in results.iter().filter_map(|(outcome, _)| outcome.as_ref()?.as_ref().ok()) {
+        for (kernel, share) in &passed.kernels {
+            let known = worst.entry(kernel).or_default();
+            *known = known.max(*share);
+        }
+    }
+    println!("kernels run: {}; largest error as a share of what is allowed:", worst.len());
+    for (kernel, share) in worst {
+        println!("  {kernel:<36}{share:>8.3}");
+    }
 }
 
 /// Prints what ran; the numbers of tests that passed and that failed.
