@@ -14,6 +14,7 @@ use wgformer::plan::Plan;
 use wgformer::rng::Rng;
 use wgformer::text::{Batch, BatchOptions, BatchSize, Batches, Example};
 use wgformer::train::{Decay, Schedule, Trainer, TrainerSettings};
+use wgformer::verify::{Order, Replay};
 use wgformer::{DeviceProfile, HostTensor, Tensor64};
 
 /// One device for the whole process; without an adapter every test fails.
@@ -165,7 +166,7 @@ fn steps_agree_with_the_interpreter() {
             positions: Positions::Learned,
             ..base.clone()
         },
-        &DeviceProfile { max_binding_bytes: own.max_binding_bytes, ..DeviceProfile::portable() },
+        &portable(),
         1 << 20,
     );
     // Logits in chunks of 64 rows, no biases, SiLU.
@@ -180,6 +181,88 @@ fn steps_agree_with_the_interpreter() {
         &own,
         1,
     );
+}
+
+/// Follows a training step node by node, each against its reference on what the device had: none may be further from it
+/// than f32 explains. Parameters are random, as after some training: gamma is not 1 and no bias 0.
+fn follow_step(config: TransformerConfig, shape: BatchShape, profile: &DeviceProfile) {
+    let model = Transformer::new(config.clone()).unwrap();
+    let objective = Objective { label_smoothing: 0.1, ..Default::default() };
+    let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(0.5) };
+    let io = model.loss_graph(shape, &objective, Some(&optimizer)).unwrap();
+    let plan = Plan::new(&io.graph, &io.outputs(), profile).unwrap();
+    let mut replay = Replay::new(gpu(), &io.graph, &plan).unwrap();
+    let mut rng = Rng::new(3);
+    for (i, page) in model.layout().initial(9).into_iter().enumerate() {
+        let page: Vec<f32> = page.iter().map(|x| x + 0.02 * rng.normal() as f32).collect();
+        let id = io.graph.find(&page_name("parameters", i)).unwrap();
+        replay.set(id, &HostTensor::f32([page.len()], page)).unwrap();
+    }
+    let BatchShape { rows, source_len, target_len } = shape;
+    let mut lengths = |most: usize| (0..rows).map(|_| 1 + rng.below(most as u64) as u32).collect::<Vec<_>>();
+    let (source_lengths, target_lengths) = (lengths(source_len), lengths(target_len));
+    // Ids of a vocabulary, 0 beyond the length.
+    let mut ids = |lengths: &[u32], most: usize, vocabulary: usize| {
+        let place = (0..rows).flat_map(|r| (0..most as u32).map(move |t| (r, t)));
+        let id = place.map(|(r, t)| match t < lengths[r] {
+            true => 1 + rng.below(vocabulary as u64 - 1) as u32,
+            false => 0,
+        });
+        HostTensor::u32([rows, most], id.collect())
+    };
+    let source = ids(&source_lengths, source_len, config.source_vocabulary);
+    let decoder_input = ids(&target_lengths, target_len, config.target_vocabulary);
+    let targets = ids(&target_lengths, target_len, config.target_vocabulary);
+    for (id, value) in [
+        (io.source, source),
+        (io.source_lengths, HostTensor::u32([rows], source_lengths)),
+        (io.decoder_input, decoder_input),
+        (io.targets, targets),
+        (io.schedule.unwrap(), HostTensor::f32([4], vec![1e-2, 10.0, 50.0, 1.0])),
+    ] {
+        replay.set(id, &value).unwrap();
+    }
+    if let Some(seed) = io.seed {
+        replay.set(seed, &HostTensor::u32([2], vec![11, 3])).unwrap();
+    }
+    let troubles = replay.run(Order::Natural, 1.0).unwrap();
+    let troubles: Vec<String> = troubles.iter().map(|t| t.to_string()).collect();
+    assert!(troubles.is_empty(), "{config:?}\n{}", troubles.join("\n"));
+    println!("{:?}", replay.worst());
+}
+
+fn portable() -> DeviceProfile {
+    DeviceProfile { max_binding_bytes: gpu().profile().max_binding_bytes, ..DeviceProfile::portable() }
+}
+
+#[test]
+fn every_node_of_a_step_is_as_near_as_f32_allows() {
+    use {Activation::*, NormPlacement::*};
+    let settings = [
+        (Post, Relu, Tying::Output, Positions::Sinusoidal),
+        (Pre, Gelu, Tying::All, Positions::Learned),
+        (Post, Silu, Tying::None, Positions::SinusoidalHalves),
+        (Pre, GeluTanh, Tying::Embeddings, Positions::Learned),
+    ];
+    let shape = BatchShape { rows: 5, source_len: 9, target_len: 11 };
+    for (i, (norm, activation, tying, positions)) in settings.into_iter().enumerate() {
+        let (final_norm, bias) = (norm == Pre, i != 2);
+        let config = TransformerConfig { norm, activation, tying, positions, final_norm, bias, ..tiny(13) };
+        follow_step(config.clone(), shape, gpu().profile());
+        follow_step(config, shape, &portable());
+    }
+}
+
+#[test]
+fn every_node_of_a_step_of_the_small_preset_is_as_near_as_f32_allows() {
+    let config = TransformerConfig {
+        source_vocabulary: 500,
+        target_vocabulary: 500,
+        ..TransformerConfig::preset("small").unwrap()
+    };
+    let shape = BatchShape { rows: 3, source_len: 17, target_len: 14 };
+    follow_step(config.clone(), shape, gpu().profile());
+    follow_step(config, shape, &portable());
 }
 
 #[test]
