@@ -77,7 +77,7 @@ pub fn cases() -> Vec<Case> {
     for v in [3, 4, 100, 257] {
         let case = move |b: &mut Build| {
             let data = (0..64 * v).map(|i| ((i * i / 7 + i / 5) % 3) as f32).collect();
-            let x = b.fixed("x", HostTensor::f32([64, v], data));
+            let x = b.differentiable("x", HostTensor::f32([64, v], data));
             let ids = (0..64).map(|n| {
                 (0..v)
                     .find(|j| {
