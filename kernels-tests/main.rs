@@ -12,6 +12,7 @@
 mod cases;
 mod contract;
 mod golden;
+mod model;
 mod mutations;
 
 use std::collections::BTreeMap;
@@ -84,6 +85,7 @@ fn tests() -> Vec<Test> {
         cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
     all.extend(contract::tests());
     all.extend(golden::tests());
+    all.extend(model::tests());
     all
 }
 
