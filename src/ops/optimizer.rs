@@ -140,16 +140,19 @@ impl Op for GradientNorm {
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         // The longest chain of additions: a page's shares are summed by 256 accumulators or more each (lanes, vec4s and
         // their components), and the partials by 4 lanes or more.
-        let pages = &inputs[usize::from(self.scaled)..];
+        let (schedule, pages) = inputs.split_at(usize::from(self.scaled));
+        let scale = schedule.first().map_or(1.0, |s| s.data[3]);
         let longest = pages.iter().map(|p| p.data.len()).max().unwrap_or(0);
         let terms = longest.div_ceil(256 * PARTIALS) + 8 + pages.len() * PARTIALS / 4;
-        // Half the relative error of the sum, all of whose terms are positive.
-        let e_norm = sum(terms, 1.0) / 2.0 + SQRT + 1.0;
+        let squares: f64 = pages.iter().flat_map(|p| &p.data).map(|g| size(g * g)).sum();
+        let e_norm = root_rounding(squares, sum(terms, squares)) / squares.sqrt() + 1.0;
         let (norm, factor) = (results[0].data[0], results[0].data[1]);
         // Nothing to round where there is no clipping.
         let clips = self.max_norm.is_some_and(|max| norm * (1.0 + 1e-3) >= max);
         let e_factor = if clips { factor * (e_norm + DIVIDE + 2.0) } else { 0.0 };
-        vec![Tensor64::new([2], vec![if norm.is_finite() { sum(1, norm * e_norm) } else { 0.0 }, e_factor])]
+        // Of what is taken for zero there is no norm, only what it is at most.
+        let most = norm.max(squares.sqrt() * scale.abs());
+        vec![Tensor64::new([2], vec![if norm.is_finite() { sum(1, most * e_norm) } else { 0.0 }, e_factor])]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
@@ -219,6 +222,11 @@ impl AdamSettings {
     }
 }
 
+/// The error of sqrt(x) for an x with this error: to first order, but where x is tiny the root of the error is less.
+fn root_rounding(x: f64, error: f64) -> f64 {
+    (0.5 * error / x.sqrt()).min((error / EPS).sqrt()) + SQRT * x.sqrt()
+}
+
 /// Inputs: parameters, m, v (updated), gradients, schedule, norm. No outputs.
 #[derive(Clone, Debug)]
 struct Adam(AdamSettings);
@@ -284,8 +292,7 @@ impl Op for Adam {
         vec![p, m, v]
     }
 
-    /// Every operation in turn: a product with a setting counts twice, since that is rounded too. Where v is tiny, the
-    /// root of its error bounds that of its root.
+    /// Every operation in turn: a product with a setting counts twice, since that is rounded too.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let s = &self.0;
         let mut errors: Vec<Tensor64> = results.iter().map(|t| Tensor64::zeros(t.shape.clone())).collect();
@@ -307,7 +314,7 @@ impl Op for Adam {
             let e_v = 2.0 * s.beta2 * old_v + (1.0 - s.beta2) * (2.0 * g * e_g + 3.0 * g * g) + size(v);
             let root = (v * c2).sqrt();
             let e_square = c2 * (e_v + size(v));
-            let e_root = (0.5 * e_square / root).min((e_square / EPS).sqrt()) + SQRT * root;
+            let e_root = root_rounding(v * c2, e_square);
             let below = root + s.eps;
             let change = m.abs() * c1 / below;
             let mut e_change =
