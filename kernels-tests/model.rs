@@ -173,7 +173,7 @@ fn follow(on: &Runner, step: &Step, profile: &DeviceProfile) -> Result<Vec<Strin
     for (id, value) in step.parameters.iter().chain(&step.inputs) {
         replay.set(*id, value)?;
     }
-    Ok(replay.run(Order::Natural, 1.0)?.iter().map(|t| t.to_string()).collect())
+    Ok(replay.run(Order::Natural)?.iter().map(|t| t.to_string()).collect())
 }
 
 /// A step on the device and in f64 from end to end: loss, logits, every gradient, every parameter and moment after Adam.

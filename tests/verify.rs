@@ -3,11 +3,12 @@
 use std::sync::OnceLock;
 use wgformer::gpu::{Gpu, Memory, Request, request};
 use wgformer::graph::{Graph, ValueId};
-use wgformer::ops::elementwise::{Activation, activate};
+use wgformer::ops::elementwise::{Activation, activate, add, scale};
+use wgformer::ops::layout::split_rows;
 use wgformer::ops::matmul::matmul;
 use wgformer::ops::softmax::softmax;
-use wgformer::plan::Plan;
-use wgformer::verify::{Problem, Verification};
+use wgformer::plan::{Place, Plan};
+use wgformer::verify::{Order, Problem, Replay, Trouble, Verification};
 use wgformer::{HostTensor, TensorType};
 
 fn gpu() -> &'static Gpu {
@@ -92,4 +93,41 @@ fn another_graph_is_refused() {
     executor.write(x, &HostTensor::f32([4], vec![0.0; 4])).unwrap();
     let error = executor.verify(&Graph::new()).unwrap_err().to_string();
     assert!(error.contains("is not the one that the plan was made from"), "{error}");
+}
+
+#[test]
+fn a_value_written_over_too_early_is_found() {
+    let mut g = Graph::new();
+    let a = g.input("a", TensorType::f32([64]));
+    let (x, y) = (scale(&mut g, a, 2.0).unwrap(), scale(&mut g, a, 3.0).unwrap());
+    let z = add(&mut g, x, y).unwrap();
+    let mut plan = Plan::new(&g, &[z], gpu().profile()).unwrap();
+    // y lies where x does, so that the sum is y + y: right for what it reads.
+    let (at_x, at_y) = (plan.places[&x], plan.places[&y]);
+    plan.places.insert(y, at_x);
+    let bindings = plan.steps.iter_mut().flat_map(|s| &mut s.bindings);
+    bindings.filter(|p| **p == at_y).for_each(|p| *p = at_x);
+    let mut replay = Replay::new(gpu(), &g, &plan).unwrap();
+    replay.set(a, &HostTensor::f32([64], vec![1.0; 64])).unwrap();
+    let troubles = replay.run(Order::Natural).unwrap();
+    assert!(matches!(troubles[..], [Trouble { problem: Problem::Overwritten, step: 2, .. }]), "{troubles:?}");
+}
+
+#[test]
+fn a_part_that_begins_elsewhere_is_found() {
+    let mut g = Graph::new();
+    let a = g.input("a", TensorType::f32([3, 64]));
+    let x = scale(&mut g, a, 2.0).unwrap();
+    let parts = split_rows(&mut g, x, &[1, 2]).unwrap();
+    let z = scale(&mut g, parts[1], 3.0).unwrap();
+    let mut plan = Plan::new(&g, &[z], gpu().profile()).unwrap();
+    let right = plan.places[&parts[1]];
+    let wrong = Place { offset: right.offset - 256, ..right };
+    plan.places.insert(parts[1], wrong);
+    let bindings = plan.steps.iter_mut().flat_map(|s| &mut s.bindings);
+    bindings.filter(|p| **p == right).for_each(|p| *p = wrong);
+    let mut replay = Replay::new(gpu(), &g, &plan).unwrap();
+    replay.set(a, &HostTensor::f32([3, 64], (0..192).map(|i| i as f32).collect())).unwrap();
+    let troubles = replay.run(Order::Natural).unwrap();
+    assert!(matches!(troubles[..], [Trouble { problem: Problem::Overwritten, step: 1, .. }]), "{troubles:?}");
 }

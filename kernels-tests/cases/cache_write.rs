@@ -41,6 +41,16 @@ pub fn cases() -> Vec<Case> {
         }
     }
     cases.push(
+        Case::new("many groups", |b: &mut Build| {
+            let cache = b.state("cache", HostTensor::u32([1, 65_600, 65], counted(65_600 * 65, 0)));
+            let rows = b.fixed("rows", HostTensor::u32([1, 65_600, 65], counted(65_600 * 65, 7)));
+            let offset = b.fixed("offset", HostTensor::u32([1], vec![3]));
+            cache_write(b.graph(), cache, rows, Some(offset))?;
+            Ok(vec![])
+        })
+        .values_only(),
+    );
+    cases.push(
         Case::new("ids", |b: &mut Build| {
             let cache = b.state("cache", HostTensor::u32([5, 6], counted(30, 0)));
             let ids = b.fixed("ids", HostTensor::u32([5], counted(5, 100)));

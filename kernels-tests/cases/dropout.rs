@@ -23,6 +23,14 @@ pub fn cases() -> Vec<Case> {
             }));
         }
     }
+    for (name, scale) in [("large", 1e30), ("tiny", 1e-30), ("denormal", 1e-39)] {
+        cases.push(Case::new(format!("{name} values"), move |b: &mut Build| {
+            let (x, residual, seed) =
+                (b.normal("x", [257], scale), b.normal("residual", [257], scale), seed(b));
+            let d = Some(Dropout { p: 0.5, site: 3 });
+            Ok(vec![dropout::residual_dropout(b.graph(), residual, x, d, Some(seed))?])
+        }));
+    }
     cases.push(Case::new("no dropout", |b: &mut Build| {
         let (x, residual) = (b.normal("x", [5, 7], 1.0), b.normal("residual", [5, 7], 1.0));
         Ok(vec![dropout::residual_dropout(b.graph(), residual, x, None, None)?])

@@ -28,12 +28,20 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     for act in ACTIVATIONS {
-        for (n, scale) in [(257, 1.0), (256, 4.0), (64, 100.0), (64, 1e-6)] {
+        for (n, scale) in [(257, 1.0), (256, 4.0), (64, 100.0), (64, 1e-6), (64, 1e-39), (64, 1e30)] {
             cases.push(Case::new(format!("{act:?} {n} scale {scale}"), move |b: &mut Build| {
                 let x = b.normal("x", [n], scale);
                 Ok(vec![ew::activate(b.graph(), act, x)?])
             }));
         }
+    }
+    for (name, scale) in [("large", 1e18), ("tiny", 1e-20), ("denormal", 1e-39)] {
+        cases.push(Case::new(format!("{name} values"), move |b: &mut Build| {
+            let (x, y) = (b.normal("x", [257], scale), b.normal("y", [257], scale));
+            let product = ew::multiply(b.graph(), x, y)?;
+            let sum = ew::add(b.graph(), product, x)?;
+            Ok(vec![ew::scale(b.graph(), sum, 3.0)?])
+        }));
     }
     // Fan-in: x is used twice, so its gradient is a sum.
     cases.push(Case::new("fan-in", |b: &mut Build| {

@@ -36,7 +36,6 @@ pub fn cases() -> Vec<Case> {
             Case::new(format!("adam {n}"), move |b: &mut Build| {
                 Ok(vec![step(b, values(4, n, |x| x), None, plain())?])
             })
-            .reduction(n)
             .values_only(),
         );
         cases.push(
@@ -45,7 +44,6 @@ pub fn cases() -> Vec<Case> {
                     AdamSettings { weight_decay: 0.1, decoupled: true, decay: n / 4..n, ..plain() };
                 Ok(vec![step(b, values(4, n, |x| x), Some(1.0), settings)?])
             })
-            .reduction(n)
             .values_only(),
         );
         cases.push(
@@ -54,7 +52,6 @@ pub fn cases() -> Vec<Case> {
                     AdamSettings { weight_decay: 0.1, decoupled: false, decay: 0..n / 2, ..plain() };
                 Ok(vec![step(b, values(4, n, |x| x), Some(1e9), settings)?])
             })
-            .reduction(n)
             .values_only(),
         );
     }
@@ -88,9 +85,18 @@ pub fn cases() -> Vec<Case> {
         })
         .values_only(),
     );
-    for scale in [1e-12, 1.0, 1e12] {
+    // Gradients that are tiny, taken for zero, or so large that their squares just fit.
+    for scale in [1e-39, 1e-20, 1e-6, 1e6, 1e15] {
         cases.push(
-            Case::new(format!("norm of three pages, scale {scale}"), move |b: &mut Build| {
+            Case::new(format!("adam, gradients of {scale:e}"), move |b: &mut Build| {
+                Ok(vec![step(b, values(4, 128, |x| x * scale), None, plain())?])
+            })
+            .values_only(),
+        );
+    }
+    for scale in [1e-39, 1e-12, 1.0, 1e12] {
+        cases.push(
+            Case::new(format!("norm of three pages, scale {scale:e}"), move |b: &mut Build| {
                 let pages: Vec<ValueId> = [64, 64 * 300, 64 * 7]
                     .into_iter()
                     .enumerate()
@@ -98,7 +104,6 @@ pub fn cases() -> Vec<Case> {
                     .collect();
                 Ok(vec![gradient_norm(b.graph(), &pages, None, Some(0.25))?])
             })
-            .reduction(64 * 300)
             .values_only(),
         );
     }

@@ -45,7 +45,7 @@ impl Executor {
         }
         let mut replay = Replay::new(self.gpu(), graph, plan)?;
         replay.load(self.snapshot()?);
-        let troubles = replay.run(Order::Natural, 1.0)?;
+        let troubles = replay.run(Order::Natural)?;
         let is_state = |i: &usize| matches!(plan.buffers[*i].kind, BufferKind::State { .. });
         let states = (0..plan.buffers.len()).filter(is_state);
         Ok(Verification {

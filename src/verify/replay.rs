@@ -2,7 +2,7 @@
 
 use super::tolerance::{Mismatch, compare, node_bounds, worst_share};
 use crate::gpu::{Gpu, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison};
-use crate::graph::{Derived, Graph, Node, Role, ValueId, argsort};
+use crate::graph::{Derived, Graph, Layout, Node, Role, ValueId, argsort, to_host};
 use crate::kernel::{Access, Kernel};
 use crate::plan::{BufferKind, Place, Plan, Step};
 use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
@@ -55,6 +55,8 @@ pub enum Problem {
     Unwritten(usize, usize, usize),
     /// A write outside of the buffer.
     Trespass(Trespass),
+    /// It has other bits than its node had written there: something else was written over it.
+    Overwritten,
     /// A run of the whole plan left other bits in a state than running its steps one by one.
     OtherBits,
 }
@@ -67,6 +69,7 @@ impl fmt::Display for Trouble {
             Problem::Unwritten(n, of, first) => {
                 write!(f, "{n} of {of} elements were left unwritten, the first of them [{first}]")
             }
+            Problem::Overwritten => write!(f, "is not what was computed: something else was written over it"),
             Problem::OtherBits => write!(f, "a whole run gave other bits than its steps one by one"),
             Problem::Trespass(t) if t.byte < 0 => {
                 write!(f, "written {} bytes before the start of the buffer", -t.byte)
@@ -85,6 +88,10 @@ pub struct Replay<'a> {
     buffers: Vec<Vec<u8>>,
     /// What the caller gave, for inputs that no dispatch touches.
     given: HashMap<ValueId, HostTensor>,
+    /// What computed values were when they were computed, until the last node that reads them.
+    known: HashMap<ValueId, HostTensor>,
+    /// By value, the last node that reads it, if any; for outputs of the plan one beyond the last of all.
+    last_read: Vec<Option<usize>>,
     worst: BTreeMap<String, f64>,
 }
 
@@ -112,12 +119,19 @@ impl<'a> Replay<'a> {
             BufferKind::State { .. } => vec![0; spec.bytes as usize],
             BufferKind::Slot | BufferKind::Output | BufferKind::Input { .. } => poison(spec.bytes as usize),
         };
+        let mut last_read = vec![None; graph.values().len()];
+        for (n, node) in graph.nodes().iter().enumerate() {
+            node.inputs.iter().for_each(|i| last_read[i.index()] = Some(n));
+        }
+        plan.outputs.iter().for_each(|o| last_read[o.value.index()] = Some(graph.nodes().len()));
         Ok(Replay {
             graph,
             plan,
             kernels,
             buffers: plan.buffers.iter().map(content).collect(),
             given: HashMap::new(),
+            known: HashMap::new(),
+            last_read,
             worst: BTreeMap::new(),
         })
     }
@@ -187,31 +201,74 @@ impl<'a> Replay<'a> {
         &self.worst
     }
 
-    /// Runs all steps; stops at the first node in trouble and gives all that is wrong with it. `slack` multiplies the
-    /// bounds.
+    /// Runs all steps; stops at the first node in trouble and gives all that is wrong with it.
+    ///
+    /// Where there is none, the whole is right: each node's results are within their bounds on what it read, and what it
+    /// read is what was given, or computed by the nodes before it.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn run(&mut self, order: Order, slack: f64) -> Result<Vec<Trouble>> {
+    pub fn run(&mut self, order: Order) -> Result<Vec<Trouble>> {
+        let (graph, plan) = (self.graph, self.plan);
+        self.known.clear();
         let mut first = 0;
-        while first < self.plan.steps.len() {
-            let node = self.plan.steps[first].node;
-            let count = self.plan.steps[first..].iter().take_while(|s| s.node == node).count();
-            let troubles = self.node(first..first + count, order, slack)?;
-            if !troubles.is_empty() {
-                return Ok(troubles);
+        for (n, node) in graph.nodes().iter().enumerate() {
+            let count = plan.steps[first..].iter().take_while(|s| s.node == n).count();
+            if count > 0 {
+                let troubles = self.node(node, first..first + count, order)?;
+                if !troubles.is_empty() {
+                    return Ok(troubles);
+                }
+            } else {
+                self.move_nothing(node);
             }
             first += count;
+            self.known.retain(|id, _| self.last_read[id.index()] > Some(n));
         }
-        Ok(Vec::new())
+        let outputs: Vec<ValueId> = plan.outputs.iter().map(|o| o.value).collect();
+        let values = outputs.iter().map(|&id| self.read_input(id)).collect::<Result<Vec<_>>>()?;
+        let trouble = |(tensor, problem)| Trouble {
+            label: "the end".to_string(),
+            kernels: Vec::new(),
+            step: plan.steps.len().saturating_sub(1),
+            tensor,
+            problem,
+            inputs: Vec::new(),
+        };
+        Ok(self.overwritten(&outputs, &values).into_iter().map(trouble).collect())
+    }
+
+    /// Takes note of what the outputs of a node that moves no bytes must be, if its inputs are there.
+    fn move_nothing(&mut self, node: &Node) {
+        let types: Vec<&TensorType> = node.inputs.iter().map(|&i| &self.graph.value(i).ty).collect();
+        let value = |&id: &ValueId| match self.known.get(&id) {
+            Some(known) => Ok(known.to_f64()),
+            None => self.read_input(id).map(|t| t.to_f64()),
+        };
+        let inputs: Result<Vec<Tensor64>> = node.inputs.iter().map(value).collect();
+        // Of other nodes without steps nobody needs the results.
+        if let (true, Ok(inputs)) = (node.op.layout(&types) != Layout::Compute, inputs) {
+            let results = node.op.reference(&inputs.iter().collect::<Vec<_>>());
+            for (&id, result) in node.outputs.iter().zip(results) {
+                self.known.insert(id, to_host(self.graph.value(id).ty.dtype, &result));
+            }
+        }
+    }
+
+    /// Those of these values that are not what they were when they were computed.
+    fn overwritten(&self, ids: &[ValueId], values: &[HostTensor]) -> Vec<(String, Problem)> {
+        let other = |(id, now): &(&ValueId, &HostTensor)| {
+            self.known.get(id).is_some_and(|then| then.bytes() != now.bytes())
+        };
+        let name = |id: &ValueId| self.graph.value(*id).name.clone();
+        ids.iter().zip(values).filter(other).map(|(id, _)| (name(id), Problem::Overwritten)).collect()
     }
 
     /// Runs the steps of one node and compares its outputs.
-    fn node(&mut self, steps: std::ops::Range<usize>, order: Order, slack: f64) -> Result<Vec<Trouble>> {
+    fn node(&mut self, node: &Node, steps: std::ops::Range<usize>, order: Order) -> Result<Vec<Trouble>> {
         let plan = self.plan;
-        let node = &self.graph.nodes()[plan.steps[steps.start].node];
         let inputs = node.inputs.iter().map(|&i| self.read_input(i)).collect::<Result<Vec<_>>>()?;
-        let mut found = Vec::new();
+        let mut found = self.overwritten(&node.inputs, &inputs);
         // What several dispatches of a node write together is poisoned before the first of them.
         let mut begun: HashSet<Place> = HashSet::new();
         for step in steps.clone() {
@@ -225,8 +282,11 @@ impl<'a> Replay<'a> {
             let problems = self.step(step, order)?;
             found.extend(problems.into_iter().map(|(binding, p)| (format!("binding {binding}"), p)));
         }
-        let (wrong, worst) = self.compare(node, &inputs, slack)?;
+        let (wrong, worst) = self.compare(node, &inputs)?;
         found.extend(wrong);
+        for &id in node.outputs.iter().filter(|id| plan.places.contains_key(id)) {
+            self.known.insert(id, self.get(id)?);
+        }
         let mut kernels: Vec<String> =
             plan.steps[steps.clone()].iter().map(|s| plan.kernels[s.kernel].name.clone()).collect();
         kernels.sort();
@@ -310,12 +370,7 @@ impl<'a> Replay<'a> {
 
     /// Compares a node's results, as they are now, with its reference on `inputs`: what is wrong, and the largest error as
     /// a share of its bound.
-    fn compare(
-        &self,
-        node: &Node,
-        inputs: &[HostTensor],
-        slack: f64,
-    ) -> Result<(Vec<(String, Problem)>, f64)> {
+    fn compare(&self, node: &Node, inputs: &[HostTensor]) -> Result<(Vec<(String, Problem)>, f64)> {
         let inputs: Vec<Tensor64> = inputs.iter().map(HostTensor::to_f64).collect();
         let inputs: Vec<&Tensor64> = inputs.iter().collect();
         let results = node.op.reference(&inputs);
@@ -323,12 +378,11 @@ impl<'a> Replay<'a> {
         let ids: Vec<ValueId> = node.outputs.iter().copied().chain(updated).collect();
         let bounds = node_bounds(node, &inputs, &results);
         let (mut found, mut worst) = (Vec::new(), 0.0f64);
-        for ((id, expected), mut bounds) in ids.iter().zip(&results).zip(bounds) {
+        for ((id, expected), bounds) in ids.iter().zip(&results).zip(bounds) {
             // An output that nothing reads need not be written.
             if !self.plan.places.contains_key(id) {
                 continue;
             }
-            bounds.iter_mut().for_each(|b| *b *= slack);
             let got = self.get(*id)?;
             // What is left of the poison that lay there before the node. In scratch memory it may stay, if nobody reads it.
             let unwritten = |w: &[u8]| w == POISON.to_le_bytes();
