@@ -7,8 +7,12 @@ use crate::kernel::{Access, Kernel};
 use crate::{Error, Result, TensorType};
 use std::num::NonZeroU64;
 
-/// What fills guard zones and unwritten memory, four bytes at a time: as f32 a NaN, as u32 an id beyond any tensor.
+/// What fills unwritten memory, four bytes at a time: as f32 a NaN, as u32 an id beyond any tensor.
 pub const POISON: u32 = 0x7fc0_dead;
+
+/// What fills the guard zones of buffers that are read, and of those that are written: other NaNs. A NaN comes out of an
+/// operation as it went in, so what a kernel computes from one of the three must not look like another.
+const ZONES: [u32; 2] = [0x7fc0_beef, 0x7fc0_babe];
 
 /// Bytes of the zone before a buffer, and of the one after it.
 pub const GUARD_BYTES: usize = ALIGN_BYTES as usize;
@@ -66,6 +70,7 @@ pub struct Solo {
     /// Whether the guard zone after a buffer is a part of what is bound: a write beyond the end is not dropped then, as
     /// some drivers do with writes outside of a binding. Not for shaders that ask for the length of an array.
     bound_guards: bool,
+    zones: [u32; 2],
 }
 
 impl Gpu {
@@ -82,6 +87,7 @@ impl Gpu {
             layouts: vec![pipeline.storage, self.shared.params_layout.clone()],
             plan: true,
             bound_guards: !kernel.parts.iter().any(|p| p.contains("arrayLength")),
+            zones: ZONES,
         })
     }
 
@@ -148,6 +154,7 @@ impl Gpu {
             layouts,
             plan: false,
             bound_guards: !wgsl.contains("arrayLength"),
+            zones: ZONES,
         })
     }
 }
@@ -170,6 +177,27 @@ impl SoloKind {
     }
 }
 
+impl Solo {
+    /// The same with the guard zone after each storage buffer as a part of what is bound, or not. It is, unless the text
+    /// asks for the length of an array; a text that subtracts the zone from the length may have it too.
+    pub fn bind_guards(mut self, bound: bool) -> Solo {
+        self.bound_guards = bound;
+        self
+    }
+
+    /// The same with this word in all guard zones: where the results differ by it, the kernel reads them.
+    pub fn fill_guards(mut self, word: u32) -> Solo {
+        self.zones = [word; 2];
+        self
+    }
+
+    /// A guard zone of a buffer of this kind.
+    fn zone(&self, kind: SoloKind) -> Vec<u8> {
+        let word = self.zones[(kind == SoloKind::Write) as usize];
+        bytemuck::cast_slice(&[word; GUARD_BYTES / 4]).to_vec()
+    }
+}
+
 /// Bytes of poison.
 pub fn poison(bytes: usize) -> Vec<u8> {
     bytemuck::cast_slice(&vec![POISON; bytes.div_ceil(4)]).to_vec()
@@ -183,7 +211,6 @@ impl Solo {
     /// When a buffer does not fit its binding, a dispatch is too large, or the device fails.
     pub fn run(&self, buffers: &mut [SoloBuffer], dispatches: &[SoloDispatch]) -> Result<Vec<Trespass>> {
         let shared = &self.gpu.shared;
-        let zone = poison(GUARD_BYTES);
         let mut raw = Vec::with_capacity(buffers.len());
         for b in buffers.iter_mut() {
             b.bytes.resize(b.bytes.len().next_multiple_of(4).max(4), 0);
@@ -192,6 +219,7 @@ impl Solo {
                 SoloKind::Read | SoloKind::Write => wgpu::BufferUsages::STORAGE,
             };
             let usage = usage | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC;
+            let zone = self.zone(b.at.kind);
             let bytes = [&zone[..], &b.bytes, &zone].concat();
             let buffer = shared.buffer(&self.label, bytes.len() as u64, usage)?;
             shared.scoped(&self.label, || shared.queue.write_buffer(&buffer.raw, 0, &bytes))?;
@@ -256,6 +284,7 @@ impl Solo {
             })?;
         }
         let mut trespasses = Vec::new();
+        let zone = self.zone(SoloKind::Write);
         for (b, raw) in buffers.iter_mut().zip(&raw).filter(|(b, _)| b.at.kind == SoloKind::Write) {
             let words = raw.bytes as usize / 4;
             let part = Part { buffer: raw.raw.clone(), offset: 0, ty: TensorType::u32([words]) };
