@@ -43,6 +43,12 @@ impl Shape {
     }
 }
 
+impl From<usize> for Shape {
+    fn from(length: usize) -> Self {
+        Shape(vec![length])
+    }
+}
+
 impl<const N: usize> From<[usize; N]> for Shape {
     fn from(dims: [usize; N]) -> Self {
         Shape(dims.to_vec())

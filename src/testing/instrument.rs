@@ -5,6 +5,7 @@
 //! meaning, and line numbers in the body move by a constant. What is read of the text (workgroup variables and their
 //! types, the built-in values that the entry takes) comes from naga.
 
+use super::text::parameter_list;
 use crate::{Error, Result};
 use naga::{AddressSpace, ArraySize, BuiltIn, Handle, Module, ScalarKind, Type, TypeInner};
 use std::fmt::Write;
@@ -12,9 +13,9 @@ use std::fmt::Write;
 /// What a kernel's text can be asked for.
 #[derive(Debug)]
 pub struct Shader {
-    module: Module,
-    info: naga::valid::ModuleInfo,
-    entry: usize,
+    pub(super) module: Module,
+    pub(super) info: naga::valid::ModuleInfo,
+    pub(super) entry: usize,
 }
 
 impl Shader {
@@ -215,65 +216,6 @@ pub fn instrument(wgsl: &str, entry: &str, binding: u32, reorder: bool) -> Resul
         &wgsl[body..],
         sx * sy * sz,
     ))
-}
-
-/// Where the parameter list of a function begins, and where it has ended. Comments are skipped.
-fn parameter_list(wgsl: &str, function: &str) -> Option<(usize, usize)> {
-    let code = without_comments(wgsl);
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
-    let mut from = 0;
-    loop {
-        let at = from + code[from..].find("fn ")?;
-        from = at + 3;
-        let whole = !code[..at].ends_with(is_name);
-        let rest = code[at + 3..].trim_start();
-        let after = rest.strip_prefix(function).map(str::trim_start);
-        let Some(after) = after.filter(|a| whole && a.starts_with('(')) else { continue };
-        let open = code.len() - after.len();
-        let mut depth = 0;
-        for (i, c) in code[open..].char_indices() {
-            match c {
-                '(' => depth += 1,
-                ')' => depth -= 1,
-                _ => {}
-            }
-            if depth == 0 {
-                return Some((open, open + i + 1));
-            }
-        }
-        return None;
-    }
-}
-
-/// The text with comments turned to spaces, every byte of code where it was.
-fn without_comments(wgsl: &str) -> String {
-    let mut out: Vec<u8> = wgsl.bytes().collect();
-    let (mut i, mut depth) = (0, 0);
-    while i < out.len() {
-        let two = out.get(i..i + 2).unwrap_or(&[]);
-        if depth == 0 && two == b"//" {
-            while i < out.len() && out[i] != b'\n' {
-                out[i] = b' ';
-                i += 1;
-            }
-        } else if two == b"/*" || (depth > 0 && two == b"*/") {
-            if two == b"/*" {
-                depth += 1
-            } else {
-                depth -= 1
-            }
-            out[i] = b' ';
-            out[i + 1] = b' ';
-            i += 2;
-        } else {
-            if depth > 0 {
-                out[i] = b' ';
-            }
-            i += 1;
-        }
-    }
-    // Bytes of characters beyond ASCII only stand in comments, or are kept as they are.
-    String::from_utf8(out).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,8 +7,12 @@
 mod replay;
 mod tolerance;
 
+#[cfg(feature = "testing")]
+pub(crate) use replay::controlled;
 pub use replay::{Order, Prepared, Problem, Replay, Trouble};
 pub use tolerance::{Mismatch, compare, node_bounds, reduction_bound};
+#[cfg(feature = "testing")]
+pub(crate) use tolerance::{compare_f64, worst_share};
 
 use crate::gpu::Executor;
 use crate::graph::Graph;

@@ -345,7 +345,7 @@ impl<'a> Replay<'a> {
         if prepared.controlled {
             let binding = step.bindings.len() as u32;
             let at = SoloBinding { group: 0, binding, kind: SoloKind::Read };
-            dispatches = controlled(step.groups, order, buffers.len());
+            dispatches = controlled(step.groups, order, POISON, buffers.len());
             buffers.push(SoloBuffer { at, bytes: vec![0; 32] });
         }
         if let Some(offset) = step.params {
@@ -393,7 +393,7 @@ impl<'a> Replay<'a> {
                     Problem::Unwritten(count, got.bytes().len() / 4, first),
                 ));
             }
-            worst = worst.max(worst_share(expected, &got, &bounds));
+            worst = worst.max(worst_share(expected, &got.to_f64().data, &bounds));
             if let Some(mismatch) = compare(expected, &got, &bounds) {
                 found.push((self.graph.value(*id).name.clone(), Problem::Wrong(mismatch)));
             }
@@ -409,11 +409,12 @@ fn tensor(ty: &TensorType, bytes: &[u8]) -> HostTensor {
     }
 }
 
-/// The dispatches of a controlled kernel: each comes with the block that it reads.
-fn controlled(groups: [u32; 3], order: Order, block: usize) -> Vec<SoloDispatch> {
+/// The dispatches of a controlled kernel: each comes with the block that it reads, the buffer of number `block`. `fill` is
+/// what workgroup memory holds before.
+pub(crate) fn controlled(groups: [u32; 3], order: Order, fill: u32, block: usize) -> Vec<SoloDispatch> {
     let one = |start: [u32; 3], count: [u32; 3]| {
         let [x, y, z] = start;
-        let words = [POISON, (order == Order::Reversed) as u32, x, y, z, groups[0], groups[1], groups[2]];
+        let words = [fill, (order == Order::Reversed) as u32, x, y, z, groups[0], groups[1], groups[2]];
         SoloDispatch { groups: count, replace: Some((block, bytemuck::cast_slice(&words).to_vec())) }
     };
     if order == Order::Natural {

@@ -53,9 +53,8 @@ pub fn node_bounds(node: &Node, inputs: &[&Tensor64], results: &[Tensor64]) -> V
 
 /// The largest error as a share of its bound, over the elements that have a bound. An error that is no more than taking
 /// something for zero says nothing of how tight the bound is.
-pub(super) fn worst_share(expected: &Tensor64, got: &HostTensor, bounds: &[f64]) -> f64 {
-    let got = got.to_f64();
-    let share = |i: usize| match (got.data[i], expected.data[i]) {
+pub(crate) fn worst_share(expected: &Tensor64, got: &[f64], bounds: &[f64]) -> f64 {
+    let share = |i: usize| match (got[i], expected.data[i]) {
         // Both infinite, too.
         (g, e) if g == e || (g.is_nan() && e.is_nan()) => 0.0,
         (g, e) => ((g - e).abs() - f32::MIN_POSITIVE as f64) / bounds[i],
@@ -107,9 +106,13 @@ impl fmt::Display for Mismatch {
 /// number, and right only where that is none; an infinity is right only where the reference is the same one. A bound that
 /// is no finite number allows nothing.
 pub fn compare(expected: &Tensor64, got: &HostTensor, bounds: &[f64]) -> Option<Mismatch> {
-    let got = got.to_f64();
+    compare_f64(expected, &got.to_f64().data, bounds)
+}
+
+/// [`compare`] for elements of any type, in f64.
+pub(crate) fn compare_f64(expected: &Tensor64, got: &[f64], bounds: &[f64]) -> Option<Mismatch> {
     let right = |i: usize| {
-        let (g, e) = (got.data[i], expected.data[i]);
+        let (g, e) = (got[i], expected.data[i]);
         let close = e.is_finite() && bounds[i].is_finite() && (g - e).abs() <= bounds[i];
         close || g == e || (g.is_nan() && e.is_nan())
     };
@@ -118,7 +121,7 @@ pub fn compare(expected: &Tensor64, got: &HostTensor, bounds: &[f64]) -> Option<
         return None;
     }
     let badness = |&i: &usize| {
-        let error = (got.data[i] - expected.data[i]).abs() / bounds[i].max(1e-300);
+        let error = (got[i] - expected.data[i]).abs() / bounds[i].max(1e-300);
         if error.is_nan() { f64::INFINITY } else { error }
     };
     wrong.sort_by(|a, b| badness(b).total_cmp(&badness(a)));
@@ -132,7 +135,7 @@ pub fn compare(expected: &Tensor64, got: &HostTensor, bounds: &[f64]) -> Option<
     };
     let element = |&i: &usize| WrongElement {
         index: index(i),
-        got: got.data[i],
+        got: got[i],
         expected: expected.data[i],
         bound: bounds[i],
     };
