@@ -256,6 +256,15 @@ const MUTATIONS: &[Mutation] = &[
         ("optimizer", "adam 64"),
     ),
     once(
+        "an update in place of one element too many",
+        "optimizer.wgsl",
+        (
+            "i < params.count; i += GROUP) {\n            update(i, rates);",
+            "i <= params.count; i += GROUP) {\n            update(i, rates);",
+        ),
+        ("optimizer", "adam"),
+    ),
+    once(
         "a slope that is not the function's",
         "lib/activation.wgsl",
         ("s * (elem(1.0) + x * (elem(1.0) - s))", "s * (elem(1.0) + x * s)"),

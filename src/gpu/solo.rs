@@ -10,9 +10,10 @@ use std::num::NonZeroU64;
 /// What fills unwritten memory, four bytes at a time: as f32 a NaN, as u32 an id beyond any tensor.
 pub const POISON: u32 = 0x7fc0_dead;
 
-/// What fills the guard zones of buffers that are read, and of those that are written: other NaNs. A NaN comes out of an
-/// operation as it went in, so what a kernel computes from one of the three must not look like another.
-const ZONES: [u32; 2] = [0x7fc0_beef, 0x7fc0_babe];
+/// What fills the guard zones of buffers that are read, and of those that are written: another NaN, and a number. A NaN
+/// comes out of an operation as it went in, so what a kernel computes from one of the three must not look like another,
+/// and a kernel that updates in place must not leave the zone as it was.
+const ZONES: [u32; 2] = [0x7fc0_beef, 0x3fc0_babe];
 
 /// Bytes of the zone before a buffer, and of the one after it.
 pub const GUARD_BYTES: usize = ALIGN_BYTES as usize;
