@@ -13,29 +13,40 @@ use std::cell::RefCell;
 
 /// A test of one entry point of a WGSL text: what goes into its buffers, and what should come out.
 ///
-/// ```no_run
-/// use wgformer::testing::{Failure, KernelTest, Tolerance};
+/// ```
+/// use wgformer::testing::{KernelTest, Tolerance};
 ///
-/// # const SCALE: &str = "";
-/// #[test]
-/// fn scales() -> Result<(), Failure> {
-///     let x: Vec<f32> = (0..1000).map(|i| i as f32 / 7.0).collect();
-///     KernelTest::new(SCALE, "main") // include_str!("scale.wgsl")
+/// let scale = "
+///     override FACTOR: f32;
+///     @group(0) @binding(0) var<storage, read> x: array<f32>;
+///     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+///     @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+///         if id.x < arrayLength(&y) { y[id.x] = FACTOR * x[id.x]; }
+///     }";
+/// let x: Vec<f32> = (0..1000).map(|i| i as f32 / 7.0).collect();
+/// let test = || {
+///     KernelTest::new(scale, "main") // or include_str!("scale.wgsl")
 ///         .input("x", &x)
 ///         .output("y", x.len())
 ///         .constant("FACTOR", 2.0)
 ///         .groups([x.len().div_ceil(64), 1, 1])
-///         .check(|t| t.f64s("x").map(|x| 2.0 * x), Tolerance::ulp(1))?;
-///     Ok(())
-/// }
+/// };
+/// test().check(|t| t.f64s("x").map(|x| 2.0 * x), Tolerance::ulp(1))?;
+///
+/// let failure = test().check(|t| t.f64s("x").map(|x| 3.0 * x), Tolerance::ulp(1)).unwrap_err();
+/// assert!(failure.to_string().contains("y: 999 of 1000 elements are wrong; the 5 worst:"));
+/// # Ok::<(), wgformer::testing::Failure>(())
 /// ```
+///
+/// A `#[test]` returns `Result<(), Failure>`, or unwraps: both print the report.
 ///
 /// Buffers have the names of the text's variables; group, binding and kind are read off the text. Their content is flat:
 /// see [`Values`]. A test of several outputs says [`expect`](KernelTest::expect) for each, and then
 /// [`run`](KernelTest::run).
 ///
-/// It runs with the bounds checks that WebGPU asks for, and looks at everything in [`Check`]. Of the text that runs
-/// nothing is changed, but for the last two checks, and for bounds of buffers whose `arrayLength` the kernel asks for.
+/// It runs with the bounds checks that WebGPU asks for, and looks at everything in [`Check`](super::Check). The text runs
+/// as it is, without its `printf`; it is changed for the last two checks, and to see what lies beyond a buffer whose
+/// `arrayLength` it asks for. Identifiers that begin with `wgf_` are the harness's.
 ///
 /// What it can not see: a write outside of an array of a fixed size that lands elsewhere in the same buffer, and a barrier
 /// missing between invocations that the device runs in step anyway (those of one sub-group).
@@ -162,8 +173,8 @@ impl<'a> KernelTest<'a> {
         self
     }
 
-    /// The kernel relies on workgroup memory being zero when it begins, as WGSL promises. [`Check::WorkgroupMemory`] is
-    /// left out then.
+    /// The kernel relies on workgroup memory being zero when it begins, as WGSL promises.
+    /// [`Check::WorkgroupMemory`](super::Check) is left out then.
     pub fn zeroed_workgroup_memory(mut self) -> Self {
         self.zeroed = true;
         self
@@ -227,7 +238,7 @@ impl<'a> KernelTest<'a> {
         self.expect_of(None, reference, tolerance).run()
     }
 
-    /// Runs the kernel, several times over, and looks at everything in [`Check`].
+    /// Runs the kernel, several times over, and looks at everything in [`Check`](super::Check).
     ///
     /// # Errors
     /// [`Failure::Wrong`] when anything is wrong with the kernel, [`Failure::Setup`] when the test could not run: the text

@@ -13,7 +13,7 @@ pub enum Check {
     Reference,
     /// Every element of an output is written. It holds a NaN of its own before.
     Written,
-    /// Nothing is written before the start or beyond the end of a buffer.
+    /// Nothing is written before the start or beyond the end of a buffer, and what lies there does not show in the results.
     Guards,
     /// Running it again gives the same bits.
     Repeated,
@@ -41,7 +41,7 @@ impl fmt::Display for Check {
         f.write_str(match self {
             Check::Reference => "the results are what the reference says",
             Check::Written => "every element of the outputs is written",
-            Check::Guards => "nothing is written outside of the buffers",
+            Check::Guards => "nothing is read or written outside of the buffers",
             Check::Repeated => "the same bits in every run",
             Check::WorkgroupMemory => "workgroup memory is written before it is read",
             Check::Order => "the same bits in another order of execution",
@@ -76,8 +76,8 @@ pub struct Fault {
     pub text: String,
 }
 
-/// What a test found. Its `Display` is a table for people.
-#[derive(Clone, Debug)]
+/// What a test found. Its `Display` is a table for people, and its `Debug` too.
+#[derive(Clone)]
 pub struct Report {
     entry: String,
     adapter: String,
@@ -186,6 +186,12 @@ impl fmt::Display for Report {
             write!(f, "\n            and {} messages that had no room", self.lost)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

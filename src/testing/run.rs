@@ -160,9 +160,12 @@ impl Run<'_> {
 
     /// A place in group 0 that the text does not use.
     fn free(&self, kind: SoloKind) -> SoloBinding {
-        let bindings = self.shader.module.global_variables.iter().filter_map(|(_, v)| v.binding);
-        let binding = bindings.filter(|b| b.group == 0).map(|b| b.binding + 1).max().unwrap_or(0);
-        SoloBinding { group: 0, binding, kind }
+        let variables = &self.shader.module.global_variables;
+        let taken = |n: &u32| {
+            variables.iter().any(|(_, v)| v.binding.is_some_and(|b| b.group == 0 && b.binding == *n))
+        };
+        let free = (0..).find(|n| !taken(n));
+        SoloBinding { group: 0, binding: free.unwrap_or_default(), kind }
     }
 
     /// Runs once more with the text that prints. Its results are not looked at.
