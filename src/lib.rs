@@ -32,6 +32,6 @@ pub use shape::{DType, Shape, TensorType};
 pub use tensor::{HostTensor, Tensor64};
 
 /// The examples of the README, compiled with the documentation's.
-#[cfg(all(doctest, feature = "io"))]
+#[cfg(all(doctest, feature = "io", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
