@@ -20,7 +20,7 @@ const MOST: usize = 1 << 30;
 const ANY_ORDER: &str =
     "any order was said to be right: instead of its bits, each run was compared with the reference";
 
-/// A number for guard zones, where they otherwise hold NaN: what a kernel computes from it is another.
+/// Another word for guard zones: results that differ by it come from there.
 const NUMBER: u32 = 12_409_367f32.to_bits();
 
 /// How often the text is run as it is.
