@@ -5,7 +5,7 @@
 use super::lib_wgsl;
 use super::params::params;
 use super::random::{Dropout, RandomKey};
-use super::rounding::{DIVIDE, exp, exp_of, log, size, softmax_sum, sum};
+use super::rounding::{DIVIDE, TINY, exp, exp_of, log, size, softmax_sum, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::{DType, DeviceClass, Error, Result, Tensor64, TensorType};
@@ -452,7 +452,8 @@ impl Op for Forward {
         vec![out, lse]
     }
 
-    /// Sums over the keys, with the probabilities' own errors; two for the dropout.
+    /// Sums over the keys, with the probabilities' own errors, or what is lost where one is taken for zero; two for the
+    /// dropout.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let x = Reader::new(&self.0, inputs, self.0.kind.operands());
         let n = &x.n;
@@ -464,8 +465,9 @@ impl Op for Forward {
             for d in 0..n.head {
                 let (mut terms, mut errors) = (0.0, 0.0);
                 for s in 0..n.s {
-                    let term = p[s] * x.kept(b, h, t, s) * size(x.get(2, b, s, h, d));
-                    (terms, errors) = (terms + term, errors + term * (e_p[s] + 2.0));
+                    let factor = x.kept(b, h, t, s) * size(x.get(2, b, s, h, d));
+                    terms += p[s] * factor;
+                    errors += (p[s] * (e_p[s] + 2.0) + TINY) * factor;
                 }
                 out.data[(b * n.t + t) * n.width() + h * n.head + d] = sum(n.s, terms) + errors;
             }
@@ -597,7 +599,7 @@ impl Op for Backward {
     }
 
     /// Sums over keys or queries of d_x = p (d_p - delta), whose parts may cancel, so their own errors count; p is an
-    /// exponential of the score.
+    /// exponential of the score, which may be taken for zero.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let operands = self.0.kind.operands();
         let x = Reader::new(&self.0, inputs, self.start());
@@ -620,7 +622,8 @@ impl Op for Backward {
                 let d_p: f64 = (0..n.head).map(|c| size(d_row[c]) * size(x.get(2, b, s, h, c))).sum();
                 let parts = kept * d_p + delta;
                 let e_parts = kept * (sum(n.head, d_p) + 2.0 * d_p) + sum(n.head, delta);
-                let (d_x, e_x) = (p * parts, p * (e_parts + (e_p + 2.0) * parts));
+                let e_p = p * (e_p + 2.0) + TINY;
+                let (d_x, e_x) = (p * parts, p * e_parts + e_p * parts);
                 let mut add = |tensor: usize, i: usize, term: f64, error: f64| {
                     sizes[tensor].data[i] += term;
                     errors[tensor].data[i] += error;
@@ -635,8 +638,7 @@ impl Op for Backward {
                         add(tensor, i, factor * d_x, factor * (e_x + 2.0 * d_x));
                     }
                     let (tensor, i) = x.place(2, b, s, h, c);
-                    let term = p * kept * size(*d);
-                    add(tensor, i, term, term * (e_p + 2.0));
+                    add(tensor, i, p * kept * size(*d), e_p * kept * size(*d));
                 }
             }
         }

@@ -120,7 +120,8 @@ impl Op for CrossEntropyOp {
             sizes += parts;
             counted += 1;
             for (j, d) in row.iter_mut().enumerate() {
-                let wanted = e / v as f64 + if j == t { 1.0 - e } else { 0.0 };
+                // 1 - e rounds as e does.
+                let wanted = e / v as f64 + if j == t { 1.0 } else { 0.0 };
                 let p = shares[j] * (2.0 * exp(below[j]) + e_total + DIVIDE + 1.0);
                 *d = sum(2, inv * (p + wanted * (2.0 + DIVIDE))) + 2.0 * d.abs();
             }

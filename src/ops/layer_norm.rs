@@ -3,7 +3,7 @@
 use super::dropout::{active, dropout_parts, key};
 use super::params::params;
 use super::random::Dropout;
-use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, size, sum};
+use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, size, sum, sum_alike};
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
@@ -137,7 +137,8 @@ impl Op for LayerNorm {
     }
 
     /// d = h - mean is small where h is far from zero, and the mean is exact up to the rounding of d all the same: the
-    /// kernel corrects its first mean by that of its d. So d and its squares carry an offset, the error of the first mean.
+    /// kernel corrects its first mean by that of its d. So d and its squares carry an offset, the error of the first mean,
+    /// the same in the whole row.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let (gamma, y) = (&inputs[1].data, &results[0]);
         let (c, terms) = (gamma.len() as f64, gamma.len());
@@ -156,9 +157,12 @@ impl Op for LayerNorm {
             let (h, e_h) = (h.row(r), e_h.row(r));
             let (mean, inv) = moments(h, self.eps);
             let mean_of = |x: &mut dyn Iterator<Item = f64>| x.sum::<f64>() / c;
-            let e_first = sum(terms, mean_of(&mut h.iter().map(|v| v.abs()))) + DIVIDE * mean.abs();
-            let d: Vec<f64> = h.iter().map(|v| size(v - mean) + EPS * e_first).collect();
-            let e_mean = sum(terms, mean_of(&mut d.iter().copied())) + mean_of(&mut e_h.iter().copied());
+            let e_first = sum_alike(terms, mean_of(&mut h.iter().map(|v| v.abs()))) + DIVIDE * mean.abs();
+            let offset = EPS * e_first;
+            let d: Vec<f64> = h.iter().map(|v| size(v - mean) + offset).collect();
+            let e_mean = sum(terms, mean_of(&mut d.iter().map(|d| d - offset)))
+                + sum_alike(terms, offset)
+                + mean_of(&mut e_h.iter().copied());
             let e_d: Vec<f64> = d.iter().zip(e_h).map(|(d, e)| d + e + e_mean).collect();
             let e_variance = sum(terms, mean_of(&mut d.iter().map(|d| d * d)))
                 + 2.0 * mean_of(&mut d.iter().zip(&e_d).map(|(d, e)| d * e));

@@ -49,6 +49,11 @@ pub(super) fn sum(terms: usize, magnitude: f64) -> f64 {
     (terms as f64).sqrt() * magnitude + terms as f64 * TINY
 }
 
+/// A sum of terms that may all be the same number: then its roundings have one sign, half a unit each.
+pub(super) fn sum_alike(terms: usize, magnitude: f64) -> f64 {
+    sum(terms, magnitude).max(terms as f64 / 2.0 * magnitude)
+}
+
 /// The error of `exp(x)` or `exp2(x)`, relative to it, for an x that is the exact difference rounded once.
 pub(super) fn exp(x: f64) -> f64 {
     3.0 + 3.0 * x.abs()

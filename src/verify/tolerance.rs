@@ -10,6 +10,7 @@
 //! | an operand x | counts as abs(x) + 2^-126 / eps | a device may take for zero what is below 2^-126 |
 //! | +, -, *: a result y | abs(y) | WGSL rounds to one of the two neighbours |
 //! | a sum of K terms of magnitudes M in all | sqrt(K) M | random roundings add up so (Higham and Mary, 2019); the worst case up to 4 |
+//! | the same, of terms that may all be one number | K / 2 M | half units of one sign |
 //! | a quotient, inverseSqrt, sqrt: y | 2.5 y, 2 y, 4.5 y | WGSL's table of accuracies, as all functions |
 //! | exp(x), exp2(x): y | (3 + 2 abs(x)) y, and the error of x times y | |
 //! | log(x), log2(x): y | 3 abs(y) + 4 | 3 units, and 2^-21 near 1 |
@@ -21,7 +22,7 @@
 //! | column_sum, gradients of tables, positions, gamma and beta | sqrt(K) of sum abs(d ..), K the longest chain of additions |
 //! | embedding, dropout, elementwise | one for each operation |
 //! | GELU | x / 2 of (1.5e-7 / eps by its approximation of erf, 16 exp(-x^2 / 2) by the polynomial in it, and exp) |
-//! | layer_norm | gamma / std of (abs(h - mean), the mean's sqrt(C) mean abs(h - mean)), and y of half the variance's sqrt(C) |
+//! | layer_norm | gamma / std of (abs(h - mean), the mean's sqrt(C) mean abs(h - mean)), and y of half the variance's sqrt(C); a row may be one number |
 //! | its gradient by h | gamma / std of g and of both means, a mean's being sqrt(C) mean abs(its terms) |
 //! | softmax, cross_entropy | y of exp(x - max), and of their sum: sqrt(C) and the mean of exp's over the row |
 //! | their gradients | y of abs(d) and sqrt(C) sum abs(d y) |
