@@ -1,8 +1,9 @@
-//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--list]`, and with
-//! `--mutations` wrong kernels that they must notice (see mutations.rs).
+//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--cases N] [--list]`, and
+//! with `--mutations` wrong kernels that they must notice (see mutations.rs).
 //!
 //! 1. mathematics: the gradient of each f64 reference against finite differences; no device.
-//! 2. kernels: every variant that the adapter can run, against the references.
+//! 2. kernels: every variant that the adapter can run, against the references; on listed cases and, in the group
+//!    `properties`, on inputs drawn at random, `--cases` of each op.
 //! 3. contract: what each shader and its host side agree on; no device.
 //! 4. model: whole models against other software's numbers.
 //!
@@ -14,6 +15,7 @@ mod contract;
 mod golden;
 mod model;
 mod mutations;
+mod properties;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -79,10 +81,11 @@ fn kernels(case: &Case, on: &Runner) -> Outcome {
     Err(report.problems.iter().map(|p| format!("{}: {}", p.variant, p.text)).collect())
 }
 
-fn tests() -> Vec<Test> {
+fn tests(draws: Option<u32>) -> Vec<Test> {
     let cases = cases::all().into_iter();
     let mut all: Vec<Test> =
         cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
+    all.extend(properties::tests(draws));
     all.extend(contract::tests());
     all.extend(golden::tests());
     all.extend(model::tests());
@@ -93,12 +96,15 @@ struct Options {
     filter: Vec<String>,
     layer: Option<usize>,
     seed: u64,
+    /// How many inputs each property draws, if not as many as it does by itself.
+    draws: Option<u32>,
     list: bool,
     mutations: bool,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { filter: Vec::new(), layer: None, seed: 1, list: false, mutations: false };
+    let mut options =
+        Options { filter: Vec::new(), layer: None, seed: 1, draws: None, list: false, mutations: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number = |what: &str| {
@@ -113,6 +119,7 @@ fn options() -> Result<Options, String> {
                 }
                 options.layer = Some(n);
             }
+            "--cases" => options.draws = Some(number("--cases")?.min(u32::MAX as u64) as u32),
             "--seed" => options.seed = number("--seed")?,
             "--list" => options.list = true,
             "--mutations" => options.mutations = true,
@@ -152,7 +159,7 @@ fn run(options: Options) -> Result<(), String> {
         let gpu = device()?.ok_or("wrong kernels are noticed on an adapter only")?;
         return mutations::run(gpu, options.seed, &options.filter);
     }
-    let all = tests();
+    let all = tests(options.draws);
     let wanted = |t: &&Test| {
         let text = format!("{} {}", t.group, t.name);
         options.layer.is_none_or(|l| l == t.layer) && options.filter.iter().all(|f| text.contains(f.as_str()))

@@ -5,15 +5,16 @@ use wgformer::ops::attention::{Attention, AttentionInputs, Packing, attention, a
 use wgformer::ops::random::Dropout;
 use wgformer::testing::{Build, Case};
 
-#[derive(Clone, Copy, PartialEq)]
-enum Packed {
+/// How queries, keys and values are given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Packed {
     Separate,
     Qkv,
     Kv,
 }
 
-#[derive(Clone, Copy)]
-enum Mask {
+#[derive(Clone, Copy, Debug)]
+pub enum Mask {
     None,
     /// `[T, S]`
     Shared,
@@ -22,22 +23,22 @@ enum Mask {
 }
 
 /// One attention.
-#[derive(Clone)]
-struct Setup {
-    batch: usize,
-    t: usize,
-    s: usize,
-    heads: usize,
-    head: usize,
-    packed: Packed,
-    causal: bool,
-    lengths: Option<Vec<u32>>,
-    mask: Mask,
-    bias: bool,
-    dropout: Option<f64>,
-    scale: Option<f64>,
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub batch: usize,
+    pub t: usize,
+    pub s: usize,
+    pub heads: usize,
+    pub head: usize,
+    pub packed: Packed,
+    pub causal: bool,
+    pub lengths: Option<Vec<u32>>,
+    pub mask: Mask,
+    pub bias: bool,
+    pub dropout: Option<f64>,
+    pub scale: Option<f64>,
     /// The standard deviation of q and k.
-    size: f64,
+    pub size: f64,
 }
 
 fn setup(batch: usize, t: usize, s: usize, heads: usize, head: usize) -> Setup {
@@ -103,7 +104,7 @@ impl Setup {
         Ok((settings, inputs))
     }
 
-    fn case(&self, name: impl Into<String>) -> Case {
+    pub fn case(&self, name: impl Into<String>) -> Case {
         let this = self.clone();
         Case::new(name, move |b: &mut Build| {
             let (settings, inputs) = this.build(b)?;
