@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use wgformer::DeviceClass;
 use wgformer::gpu::{Gpu, Request, request};
 use wgformer::testing::{Case, Runner, not_runnable};
 
@@ -172,14 +173,15 @@ fn run(options: Options) -> Result<(), String> {
         chosen.iter().for_each(|t| println!("{} {} {}", t.layer, t.group, t.name));
         return Ok(());
     }
-    let runner = device()?.map(|gpu| Runner::new(gpu, options.seed));
-    let adapter = match &runner {
+    let runners = runners(options.seed)?;
+    let runner = runners.first();
+    let adapter = match runner {
         Some(runner) => runner.gpu.description(),
         None => "none, as WGFORMER_TEST_ADAPTER says".to_string(),
     };
     println!("adapter: {adapter}");
     let start = Instant::now();
-    let results = run_all(&chosen, runner.as_ref(), options.seed);
+    let results = run_all(&chosen, &runners, options.seed);
     println!();
     let (passed, failed) = table(&chosen, &results);
     shares(&results);
@@ -187,7 +189,7 @@ fn run(options: Options) -> Result<(), String> {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();
         println!("left out for want of an adapter: {left} tests of the layers 2 and 4");
     }
-    if let Some(runner) = &runner {
+    if let Some(runner) = runner {
         not_run(&runner.gpu, &options)?;
     }
     println!("{:.1} s on adapter: {adapter}", start.elapsed().as_secs_f64());
@@ -212,22 +214,49 @@ fn not_run(gpu: &Gpu, options: &Options) -> Result<(), String> {
 /// By test: what it found, `None` if it needs a device and there is none, and its time.
 type Results = Vec<(Option<Outcome>, Duration)>;
 
-fn run_all(chosen: &[&Test], runner: Option<&Runner>, seed: u64) -> Results {
+/// One for each core on a software adapter, whose devices compile one kernel at a time; one on a GPU; none without any
+/// adapter.
+fn runners(seed: u64) -> Result<Vec<Runner>, String> {
+    let Some(first) = device()? else { return Ok(Vec::new()) };
+    let devices = match first.profile().class {
+        DeviceClass::Cpu => workers(),
+        DeviceClass::Discrete | DeviceClass::Integrated => 1,
+    };
+    let mut runners = vec![Runner::new(first, seed)];
+    while runners.len() < devices {
+        runners.extend(device()?.map(|gpu| Runner::new(gpu, seed)));
+    }
+    Ok(runners)
+}
+
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get()).min(4)
+}
+
+/// Tests that a worker takes at a time: neighbours share kernels, which a device compiles once.
+const TOGETHER: usize = 8;
+
+fn run_all(chosen: &[&Test], runners: &[Runner], seed: u64) -> Results {
     let next = AtomicUsize::new(0);
     let results: Vec<Mutex<(Option<Outcome>, Duration)>> = chosen.iter().map(|_| Mutex::default()).collect();
-    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let (next, results_of) = (&next, &results);
     std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
+        for worker in 0..workers() {
+            let runner = runners.get(worker % runners.len().max(1));
+            scope.spawn(move || {
                 loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(test) = chosen.get(index) else { return };
-                    let begin = Instant::now();
-                    let outcome = run_one(test, runner, seed);
-                    if let Some(Err(problems)) = &outcome {
-                        failure(test, seed, problems);
+                    let first = next.fetch_add(TOGETHER, Ordering::Relaxed);
+                    if first >= chosen.len() {
+                        return;
                     }
-                    *results[index].lock().unwrap() = (outcome, begin.elapsed());
+                    for index in first..chosen.len().min(first + TOGETHER) {
+                        let (test, begin) = (chosen[index], Instant::now());
+                        let outcome = run_one(test, runner, seed);
+                        if let Some(Err(problems)) = &outcome {
+                            failure(test, seed, problems);
+                        }
+                        *results_of[index].lock().unwrap() = (outcome, begin.elapsed());
+                    }
                 }
             });
         }
