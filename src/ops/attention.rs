@@ -5,7 +5,7 @@
 use super::lib_wgsl;
 use super::params::params;
 use super::random::{Dropout, RandomKey};
-use super::rounding::{DIVIDE, TINY, exp, exp_of, log, size, softmax_sum, sum};
+use super::rounding::{DIVIDE, TINY, exp, exp_of, log, once, size, softmax_sum, sum};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::{DType, DeviceClass, Error, Result, Tensor64, TensorType};
@@ -379,10 +379,12 @@ impl<'a> Reader<'a> {
     /// The error of a score in base 2: a sum over the columns of a head, times the scale, and the bias.
     fn score_rounding(&self, b: usize, h: usize, t: usize, s: usize) -> f64 {
         let n = &self.n;
-        let products = (0..n.head).map(|d| size(self.get(0, b, t, h, d)) * size(self.get(1, b, s, h, d)));
-        let products: f64 = products.sum();
+        let pairs = (0..n.head).map(|d| (self.get(0, b, t, h, d), self.get(1, b, s, h, d)));
+        let products: f64 = pairs.clone().map(|(q, k)| size(q) * size(k)).sum();
+        let total = pairs.map(|(q, k)| q * k).sum();
         let bias = self.at.bias.map_or(0.0, |i| self.inputs[i].data[(h * n.t + t) * n.s + s]);
-        LOG2_E * (self.spec.scale(n).abs() * (sum(n.head, products) + 2.0 * products) + 3.0 * bias.abs())
+        LOG2_E
+            * (self.spec.scale(n).abs() * (sum(n.head, products, total) + 2.0 * products) + 3.0 * bias.abs())
     }
 
     /// The relative errors of a query's probabilities, 0 for masked keys, and the error of its log-sum-exp in base 2. An
@@ -469,7 +471,8 @@ impl Op for Forward {
                     terms += p[s] * factor;
                     errors += (p[s] * (e_p[s] + 2.0) + TINY) * factor;
                 }
-                out.data[(b * n.t + t) * n.width() + h * n.head + d] = sum(n.s, terms) + errors;
+                let y = &mut out.data[(b * n.t + t) * n.width() + h * n.head + d];
+                *y = sum(n.s, terms, *y) + errors;
             }
         }
         vec![out, lse]
@@ -615,13 +618,16 @@ impl Op for Backward {
             let [row, d_row] =
                 [out, d_out].map(|y| &y.data[(b * n.t + t) * n.width() + h * n.head..][..n.head]);
             let delta: f64 = row.iter().zip(d_row).map(|(y, d)| size(*y) * size(*d)).sum();
+            let e_delta = sum(n.head, delta, row.iter().zip(d_row).map(|(y, d)| y * d).sum());
             for (s, p) in p.into_iter().enumerate() {
                 let Some(score) = x.score(b, h, t, s) else { continue };
                 let kept = x.kept(b, h, t, s);
                 let e_p = exp_of(LN_2 * x.score_rounding(b, h, t, s)) + exp(score * LOG2_E - lse);
-                let d_p: f64 = (0..n.head).map(|c| size(d_row[c]) * size(x.get(2, b, s, h, c))).sum();
+                let pairs = d_row.iter().enumerate().map(|(c, d)| (*d, x.get(2, b, s, h, c)));
+                let d_p: f64 = pairs.clone().map(|(d, v)| size(d) * size(v)).sum();
+                let e_d_p = sum(n.head, d_p, pairs.map(|(d, v)| d * v).sum()) + 2.0 * d_p;
                 let parts = kept * d_p + delta;
-                let e_parts = kept * (sum(n.head, d_p) + 2.0 * d_p) + sum(n.head, delta);
+                let e_parts = kept * e_d_p + e_delta;
                 let e_p = p * (e_p + 2.0) + TINY;
                 let (d_x, e_x) = (p * parts, p * e_parts + e_p * parts);
                 let mut add = |tensor: usize, i: usize, term: f64, error: f64| {
@@ -643,8 +649,10 @@ impl Op for Backward {
             }
         }
         let terms = n.s.max(n.t).max(n.batch);
-        for (error, size) in errors.iter_mut().zip(&sizes) {
-            error.data.iter_mut().zip(&size.data).for_each(|(e, size)| *e += sum(terms, *size));
+        for ((error, size), y) in errors.iter_mut().zip(&sizes).zip(results) {
+            for (i, e) in error.data.iter_mut().enumerate() {
+                *e += sum(terms, size.data[i], y.data[i]);
+            }
         }
         errors
     }
@@ -723,7 +731,7 @@ impl Op for Probabilities {
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let x = Reader::new(&self.0, inputs, self.0.kind.operands());
         let errors = x.rows().flat_map(|(b, h, t)| x.softmax_rounding(b, h, t).0);
-        let errors = errors.zip(&results[0].data).map(|(e, p)| sum(1, e * p));
+        let errors = errors.zip(&results[0].data).map(|(e, p)| once(e * p));
         vec![Tensor64::new(results[0].shape.clone(), errors.collect())]
     }
 

@@ -48,11 +48,12 @@ impl Op for ColumnSum {
     }
 
     /// A sum of sums.
-    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let rows = inputs[0].shape.rows();
         let chunk = chunk(rows);
         let mut error = of_sizes(self, inputs, &[0]);
-        error[0].data.iter_mut().for_each(|e| *e = sum(chunk + rows.div_ceil(chunk), *e));
+        let terms = chunk + rows.div_ceil(chunk);
+        error[0].data.iter_mut().zip(&results[0].data).for_each(|(e, y)| *e = sum(terms, *e, *y));
         error
     }
 

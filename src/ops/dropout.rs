@@ -1,7 +1,7 @@
 //! Dropout, alone or before a residual sum.
 
 use super::params::params;
-use super::rounding::{size, sum};
+use super::rounding::{once, size};
 use super::{elementwise, lib_wgsl};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
@@ -62,7 +62,7 @@ impl Op for DropoutOp {
         let key = key(self.dropout, inputs[1]);
         vec![Tensor64::from_fn(inputs[0].shape.clone(), |i| {
             let dropped = size(inputs[0].data[i]) * self.dropout.factor(key, i as u32);
-            sum(2, 0.0) + 2.0 * dropped + if self.residual { results[0].data[i].abs() } else { 0.0 }
+            once(2.0 * dropped + if self.residual { size(results[0].data[i]) } else { 0.0 })
         })]
     }
 

@@ -2,7 +2,7 @@
 
 use super::lib_wgsl;
 use super::params::params;
-use super::rounding::{DIVIDE, EPS, TANH, TINY, exp, size, sum};
+use super::rounding::{DIVIDE, EPS, TANH, TINY, exp, once, size};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
@@ -96,7 +96,10 @@ impl Activation {
         // Where the shaders clamp it, the derivative is constant.
         let c = x.abs().min(15.0);
         match self {
-            Activation::None | Activation::Relu => 0.0,
+            Activation::None => 0.0,
+            // It jumps where x may be taken for zero.
+            Activation::Relu if x > 0.0 && x < f32::MIN_POSITIVE as f64 => 1.0 / EPS,
+            Activation::Relu => 0.0,
             Activation::Gelu => {
                 let phi = (-0.5 * c * c).exp() / (2.0 * std::f64::consts::PI).sqrt();
                 erf_rounding(x) / 2.0 + c * phi * (exp(0.5 * c * c) + 4.0) + 1.0
@@ -206,7 +209,7 @@ impl Op for Unary {
     /// The factor's own rounding and the product's, or the activation's.
     fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
         let f = |&x: &f64| match *self {
-            Unary::Scale(factor) => sum(1, 2.0 * size(x) * size(factor)),
+            Unary::Scale(factor) => once(2.0 * size(x) * size(factor)),
             Unary::Activate(act) => act.steepest() * TINY + act.rounding(x),
         };
         vec![Tensor64::new(inputs[0].shape.clone(), inputs[0].data.iter().map(f).collect())]
@@ -297,13 +300,13 @@ impl Op for Binary {
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let (a, b) = (inputs[0], inputs[1]);
         vec![Tensor64::from_fn(a.shape.clone(), |i| match *self {
-            Binary::Add => sum(2, 0.0) + results[0].data[i].abs(),
+            Binary::Add => once(results[0].data[i].abs() + TINY),
             Binary::ActivateBackward(act) => {
                 let (slope, x) = (act.slope(b.data[i]), b.data[i]);
-                sum(1, size(a.data[i]) * (size(slope) + act.slope_rounding(x)))
+                once(size(a.data[i]) * (size(slope) + act.slope_rounding(x)))
             }
-            Binary::Multiply => sum(1, size(a.data[i]) * size(b.data[i])),
-            Binary::ScaleBy => sum(1, size(a.data[i]) * size(b.data[0])),
+            Binary::Multiply => once(size(a.data[i]) * size(b.data[i])),
+            Binary::ScaleBy => once(size(a.data[i]) * size(b.data[0])),
         })]
     }
 

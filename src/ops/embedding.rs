@@ -3,7 +3,7 @@
 use super::dropout::{active, dropout_parts};
 use super::params::params;
 use super::random::{Dropout, RandomKey};
-use super::rounding::{of_sizes, sum};
+use super::rounding::{of_sizes, once, sum};
 use crate::graph::{Derived, Graph, Lowering, Node, Op, Role, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, DeviceClass, DeviceProfile, Error, HostTensor, Result, Tensor64, TensorType};
@@ -190,7 +190,7 @@ impl Op for Embedding {
         let floats: Vec<usize> = [1].into_iter().chain(self.0.inputs(2)[0]).collect();
         let spec = Spec { scale: self.0.scale.abs(), ..self.0 };
         let mut error = of_sizes(&Embedding(spec), inputs, &floats);
-        error[0].data.iter_mut().for_each(|e| *e = sum(1, 4.0 * *e));
+        error[0].data.iter_mut().for_each(|e| *e = once(4.0 * *e));
         error
     }
 
@@ -303,13 +303,13 @@ impl Op for EmbeddingBackward {
     }
 
     /// A sum of as many terms as the id occurs, and the scale.
-    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let (ids, c) = (inputs[1], inputs[0].shape.last());
         let mut counts = vec![0; self.vocabulary];
         (0..ids.data.len()).for_each(|i| counts[ids.u32(i) as usize] += 1);
         let mut error = of_sizes(self, inputs, &[0]);
         for (i, e) in error[0].data.iter_mut().enumerate() {
-            *e = sum(counts[i / c], e.abs()) + 2.0 * e.abs();
+            *e = sum(counts[i / c], e.abs(), results[0].data[i]) + 2.0 * e.abs();
         }
         error
     }
@@ -375,11 +375,11 @@ impl Op for PositionsBackward {
     }
 
     /// A sum over the batch.
-    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let dims = inputs[0].shape.dims();
         let rows: usize = dims[..dims.len() - 2].iter().product();
         let mut error = of_sizes(self, inputs, &[0]);
-        error[0].data.iter_mut().for_each(|e| *e = sum(rows, *e) + *e);
+        error[0].data.iter_mut().zip(&results[0].data).for_each(|(e, y)| *e += sum(rows, *e, *y));
         error
     }
 

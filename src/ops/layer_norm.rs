@@ -3,7 +3,7 @@
 use super::dropout::{active, dropout_parts, key};
 use super::params::params;
 use super::random::Dropout;
-use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, size, sum, sum_alike};
+use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, once, size, sum};
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
@@ -146,10 +146,10 @@ impl Op for LayerNorm {
         // The dropout's product, and the sum.
         let e_h = Tensor64::from_fn(h.shape.clone(), |i| match (self.residual, self.dropout) {
             (false, None) => TINY,
-            (true, None) => sum(2, 0.0) + h.data[i].abs(),
+            (true, None) => once(h.data[i].abs()),
             (residual, Some(_)) => {
                 let dropped = h.data[i] - if residual { inputs[3].data[i] } else { 0.0 };
-                sum(2, 0.0) + 2.0 * dropped.abs() + h.data[i].abs()
+                once(2.0 * dropped.abs() + h.data[i].abs())
             }
         });
         let (mut e_y, mut e_stats) = (y.clone(), results[1].clone());
@@ -157,20 +157,20 @@ impl Op for LayerNorm {
             let (h, e_h) = (h.row(r), e_h.row(r));
             let (mean, inv) = moments(h, self.eps);
             let mean_of = |x: &mut dyn Iterator<Item = f64>| x.sum::<f64>() / c;
-            let e_first = sum_alike(terms, mean_of(&mut h.iter().map(|v| v.abs()))) + DIVIDE * mean.abs();
+            let e_first = sum(terms, mean_of(&mut h.iter().map(|v| v.abs())), mean) + DIVIDE * mean.abs();
             let offset = EPS * e_first;
             let d: Vec<f64> = h.iter().map(|v| size(v - mean) + offset).collect();
-            let e_mean = sum(terms, mean_of(&mut d.iter().map(|d| d - offset)))
-                + sum_alike(terms, offset)
-                + mean_of(&mut e_h.iter().copied());
+            let e_mean =
+                sum(terms, mean_of(&mut d.iter().copied()), offset) + mean_of(&mut e_h.iter().copied());
             let e_d: Vec<f64> = d.iter().zip(e_h).map(|(d, e)| d + e + e_mean).collect();
-            let e_variance = sum(terms, mean_of(&mut d.iter().map(|d| d * d)))
-                + 2.0 * mean_of(&mut d.iter().zip(&e_d).map(|(d, e)| d * e));
+            let variance = mean_of(&mut d.iter().map(|d| d * d));
+            let e_variance =
+                sum(terms, variance, variance) + 2.0 * mean_of(&mut d.iter().zip(&e_d).map(|(d, e)| d * e));
             // Relative; one for the sum with eps, and one for eps itself.
             let e_inv = 0.5 * (e_variance * inv * inv + 2.0) + INVERSE_SQRT;
             for (i, e) in e_row.iter_mut().enumerate() {
                 let n = d[i] * inv;
-                *e = size(gamma[i]) * (inv * e_d[i] + n * (e_inv + 2.0)) + sum(1, y.row(r)[i].abs());
+                *e = size(gamma[i]) * (inv * e_d[i] + n * (e_inv + 2.0)) + once(y.row(r)[i].abs());
             }
             e_stats.data[4 * r..4 * r + 4].copy_from_slice(&[
                 e_first + e_mean,
@@ -320,21 +320,25 @@ impl Op for Backward {
             let g: Vec<f64> = d_y.row(r).iter().zip(gamma).map(|(d, w)| size(*d) * size(*w)).collect();
             let both = || g.iter().zip(&n);
             let (sum_g, sum_gn) = (g.iter().sum::<f64>(), both().map(|(g, n)| g * n.0).sum::<f64>());
-            let e_mean_g = (sum(terms, sum_g) + (1.0 + DIVIDE) * sum_g) / c;
+            // As they are, with their signs.
+            let signed = |i: usize| d_y.row(r)[i] * gamma[i];
+            let total_g = (0..terms).map(signed).sum::<f64>();
+            let total_gn = (0..terms).map(|i| signed(i) * (h.row(r)[i] - s[0] - s[1]) * s[2]).sum::<f64>();
+            let e_mean_g = (sum(terms, sum_g, total_g) + (1.0 + DIVIDE) * sum_g) / c;
             let e_gn = both().map(|(g, n)| g * n.1).sum::<f64>();
-            let e_mean_gn = (sum(terms, sum_gn) + e_gn + (1.0 + DIVIDE) * sum_gn) / c;
+            let e_mean_gn = (sum(terms, sum_gn, total_gn) + e_gn + (1.0 + DIVIDE) * sum_gn) / c;
             for (i, e) in row.iter_mut().enumerate() {
                 let (n, e_n) = n[i];
                 let parts = g[i] + sum_g / c + n * sum_gn / c;
                 *e = size(s[2]) * (4.0 * parts + e_mean_g + n * e_mean_gn + e_n * sum_gn / c);
-                *e = sum(1, *e) + if self.residual { results[0].row(r)[i].abs() } else { 0.0 };
+                *e = once(*e) + if self.residual { results[0].row(r)[i].abs() } else { 0.0 };
             }
         }
         match (self.dropout, inputs.last()) {
             (Some(d), Some(seed)) => {
                 let key = key(d, seed);
                 let masked =
-                    |i: usize| sum(1, 2.0 * results[1].data[i].abs()) + e_h.data[i] * d.factor(key, i as u32);
+                    |i: usize| once(2.0 * results[1].data[i].abs()) + e_h.data[i] * d.factor(key, i as u32);
                 let e_x = Tensor64::from_fn(e_h.shape.clone(), masked);
                 vec![e_h, e_x]
             }
@@ -399,7 +403,7 @@ impl Op for ParamsBackward {
     }
 
     /// Sums over the rows.
-    fn rounding(&self, inputs: &[&Tensor64], _: &[Tensor64]) -> Vec<Tensor64> {
+    fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let (d_y, h, stats) = (inputs[0], inputs[1], inputs[2]);
         let (rows, c) = (d_y.shape.rows(), d_y.shape.last());
         let mut sums = vec![[0.0; 3]; c];
@@ -411,8 +415,8 @@ impl Op for ParamsBackward {
                 sums[i].iter_mut().zip(add).for_each(|(s, x)| *s += x);
             }
         }
-        let e_gamma = Tensor64::from_fn([c], |i| sum(rows, sums[i][0]) + sums[i][1]);
-        vec![e_gamma, Tensor64::from_fn([c], |i| sum(rows, sums[i][2]))]
+        let e_gamma = Tensor64::from_fn([c], |i| sum(rows, sums[i][0], results[0].data[i]) + sums[i][1]);
+        vec![e_gamma, Tensor64::from_fn([c], |i| sum(rows, sums[i][2], results[1].data[i]))]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

@@ -240,12 +240,14 @@ impl Op for Product {
         let places = [0, 1, 2];
         let sums = of_sizes(&plain, inputs, &places[..2 + self.bias as usize]).remove(0).data;
         let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
+        // What the bias may have taken off the sum, at most.
+        let bias = if self.bias { inputs[2].data.iter().fold(0.0f64, |m, b| m.max(b.abs())) } else { 0.0 };
         let (mut out, mut pre) = (results[0].clone(), results[results.len() - 1].clone());
         for (i, total) in sums.into_iter().enumerate() {
             let y = out.data[i];
             // The value before the activation, where it is not saved: y is that, or ReLU of it.
             let x = if self.saves_pre() { pre.data[i] } else { y - residual.map_or(0.0, |r| r[i]) };
-            pre.data[i] = sum(self.at.k, total) + total;
+            pre.data[i] = sum(self.at.k, total, x.abs() + bias) + total;
             out.data[i] = self.activation.steepest() * pre.data[i] + self.activation.rounding(x);
             out.data[i] += if self.residual { y.abs() } else { 0.0 };
         }

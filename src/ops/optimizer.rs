@@ -2,7 +2,7 @@
 
 use super::lib_wgsl;
 use super::params::params;
-use super::rounding::{DIVIDE, EPS, SQRT, size, sum};
+use super::rounding::{DIVIDE, EPS, SQRT, TINY, once, size, sum};
 use crate::graph::{Graph, Lowering, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::profile::DeviceClass;
@@ -144,15 +144,19 @@ impl Op for GradientNorm {
         let scale = schedule.first().map_or(1.0, |s| s.data[3]);
         let longest = pages.iter().map(|p| p.data.len()).max().unwrap_or(0);
         let terms = longest.div_ceil(256 * PARTIALS) + 8 + pages.len() * PARTIALS / 4;
-        let squares: f64 = pages.iter().flat_map(|p| &p.data).map(|g| size(g * g)).sum();
-        let e_norm = root_rounding(squares, sum(terms, squares)) / squares.sqrt() + 1.0;
+        let squares: f64 = pages.iter().flat_map(|p| &p.data).map(|g| g * g).sum();
+        let count: usize = pages.iter().map(|p| p.data.len()).sum();
+        // Each square may be taken for zero.
+        let e_squares = sum(terms, squares, squares) + count as f64 * TINY;
         let (norm, factor) = (results[0].data[0], results[0].data[1]);
+        if !norm.is_finite() {
+            return vec![Tensor64::zeros([2])];
+        }
+        let e_norm = scale.abs() * root_rounding(squares, e_squares) + once(norm);
         // Nothing to round where there is no clipping.
         let clips = self.max_norm.is_some_and(|max| norm * (1.0 + 1e-3) >= max);
-        let e_factor = if clips { factor * (e_norm + DIVIDE + 2.0) } else { 0.0 };
-        // Of what is taken for zero there is no norm, only what it is at most.
-        let most = norm.max(squares.sqrt() * scale.abs());
-        vec![Tensor64::new([2], vec![if norm.is_finite() { sum(1, most * e_norm) } else { 0.0 }, e_factor])]
+        let e_factor = if clips { factor * (e_norm / (norm + 1e-6) + DIVIDE + 2.0) } else { 0.0 };
+        vec![Tensor64::new([2], vec![e_norm, e_factor])]
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
@@ -323,7 +327,7 @@ impl Op for Adam {
                 e_change += 3.0 * decay + change;
             }
             for (e, x) in errors.iter_mut().zip([lr * (e_change + change + decay) + size(p), e_m, e_v]) {
-                e.data[i] = sum(1, x);
+                e.data[i] = once(x);
             }
         }
         errors

@@ -40,18 +40,20 @@ pub(super) fn of_sizes(op: &dyn Op, inputs: &[&Tensor64], places: &[usize]) -> V
     op.reference(&inputs)
 }
 
-/// A sum of products, or a single one, whose magnitudes add up to `magnitude`.
-///
-/// In the worst case the error is that of as many roundings as there are terms, in half units where a device rounds to
-/// nearest; those that are random add up like the square root of their number (Higham and Mary, 2019), and up to four
-/// terms the root covers the worst case too.
-pub(super) fn sum(terms: usize, magnitude: f64) -> f64 {
-    (terms as f64).sqrt() * magnitude + terms as f64 * TINY
+/// The rounding of one operation whose result has this magnitude.
+pub(super) fn once(magnitude: f64) -> f64 {
+    magnitude + TINY
 }
 
-/// A sum of terms that may all be the same number: then its roundings have one sign, half a unit each.
-pub(super) fn sum_alike(terms: usize, magnitude: f64) -> f64 {
-    sum(terms, magnitude).max(terms as f64 / 2.0 * magnitude)
+/// A sum of products whose magnitudes add up to `magnitude`, and which is `total`.
+///
+/// Each addition rounds the partial sum by half a unit, in the worst case always to one side, as it may where the terms are
+/// all one number. The partial sum of i terms is about i / terms of the total, and these add up to terms / 2 of it; what is
+/// left wanders like the square root of i where the terms have no order, and adds up to sqrt(terms) of the magnitude. That
+/// also covers the rounding of the products, and each of four terms rounded by a whole unit.
+pub(super) fn sum(terms: usize, magnitude: f64, total: f64) -> f64 {
+    let n = terms as f64;
+    n.sqrt() * magnitude + n / 4.0 * total.abs() + n * TINY
 }
 
 /// The error of `exp(x)` or `exp2(x)`, relative to it, for an x that is the exact difference rounded once.

@@ -1,7 +1,7 @@
 //! Softmax and log-softmax over the innermost dimension.
 
 use super::params::params;
-use super::rounding::{DIVIDE, exp, log, size, softmax_sum, sum};
+use super::rounding::{DIVIDE, exp, log, once, size, softmax_sum, sum};
 use super::rows::Rows;
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, parts};
@@ -94,7 +94,7 @@ impl Op for Softmax {
             for (e, (p, x)) in row.iter_mut().zip(shares.iter().zip(below)) {
                 *e = match self.log {
                     true => size(x) + log(total.ln()) + e_total + e.abs(),
-                    false => sum(1, p * (2.0 * exp(x) + e_total + DIVIDE + 1.0)),
+                    false => once(p * (2.0 * exp(x) + e_total + DIVIDE + 1.0)),
                 };
             }
         }
@@ -156,13 +156,14 @@ impl Op for SoftmaxBackward {
         let c = y.shape.last();
         for (r, row) in error.data.chunks_mut(c).enumerate() {
             let (d, y) = (d_y.row(r), y.row(r));
-            let dot: f64 = d.iter().zip(y).map(|(d, y)| size(*d) * size(*y)).sum();
-            let total: f64 = d.iter().map(|d| size(*d)).sum();
+            let sizes = |term: fn((&f64, &f64)) -> f64| d.iter().zip(y).map(term).sum::<f64>();
+            let (dot, signed_dot) = (sizes(|(d, y)| size(*d) * size(*y)), sizes(|(d, y)| d * y));
+            let (total, signed_total) = (sizes(|(d, _)| size(*d)), sizes(|(d, _)| *d));
             for (i, e) in row.iter_mut().enumerate() {
                 let d = size(d[i]);
                 *e = match self.log {
-                    true => 2.0 * d + y[i].exp() * (sum(c, total) + total * (exp(y[i]) + 2.0)),
-                    false => sum(1, size(y[i]) * (sum(c, dot) + 2.0 * (d + dot))),
+                    true => 2.0 * d + y[i].exp() * (sum(c, total, signed_total) + total * (exp(y[i]) + 2.0)),
+                    false => once(size(y[i]) * (sum(c, dot, signed_dot) + 2.0 * (d + dot))),
                 };
             }
         }

@@ -9,8 +9,7 @@
 //! | u32, and f32 that are only moved | 0 | nothing is rounded |
 //! | an operand x | counts as abs(x) + 2^-126 / eps | a device may take for zero what is below 2^-126 |
 //! | +, -, *: a result y | abs(y) | WGSL rounds to one of the two neighbours |
-//! | a sum of K terms of magnitudes M in all | sqrt(K) M | random roundings add up so (Higham and Mary, 2019); the worst case up to 4 |
-//! | the same, of terms that may all be one number | K / 2 M | half units of one sign |
+//! | a sum S of K terms of magnitudes M in all | sqrt(K) M + K / 4 abs(S) | each partial sum rounds by half a unit, at worst to one side; those of i terms are i S / K and what wanders around that, like sqrt(i) |
 //! | a quotient, inverseSqrt, sqrt: y | 2.5 y, 2 y, 4.5 y | WGSL's table of accuracies, as all functions |
 //! | exp(x), exp2(x): y | (3 + 2 abs(x)) y, and the error of x times y | |
 //! | log(x), log2(x): y | 3 abs(y) + 4 | 3 units, and 2^-21 near 1 |
@@ -18,18 +17,18 @@
 //!
 //! | op | e, beside the own error of each function |
 //! |---|---|
-//! | matmul | (sqrt(K) + 1) of abs(alpha) sum abs(a b) + abs(bias), times the activation's steepest slope (1.13), and the activation |
-//! | column_sum, gradients of tables, positions, gamma and beta | sqrt(K) of sum abs(d ..), K the longest chain of additions |
+//! | matmul | the sum of alpha a b and the bias, one for alpha, times the activation's steepest slope (1.13), and the activation |
+//! | column_sum, gradients of tables, positions, gamma and beta | a sum, K being the longest chain of additions |
 //! | embedding, dropout, elementwise | one for each operation |
 //! | GELU | x / 2 of (1.5e-7 / eps by its approximation of erf, 16 exp(-x^2 / 2) by the polynomial in it, and exp) |
-//! | layer_norm | gamma / std of (abs(h - mean), the mean's sqrt(C) mean abs(h - mean)), and y of half the variance's sqrt(C); a row may be one number |
-//! | its gradient by h | gamma / std of g and of both means, a mean's being sqrt(C) mean abs(its terms) |
+//! | layer_norm | gamma / std of abs(h - mean) and the mean's own, that of a sum of h - mean; y of half the variance's, a sum too |
+//! | its gradient by h | gamma / std of g and of both means, which are sums |
 //! | softmax, cross_entropy | y of exp(x - max), and of their sum: sqrt(C) and the mean of exp's over the row |
-//! | their gradients | y of abs(d) and sqrt(C) sum abs(d y) |
-//! | attention: a score x | sqrt(D) scale sum abs(q k), and 3 abs(bias); in the exponent it is an error relative to p |
-//! | its output | sqrt(S) sum p abs(v), and the errors of p, which are a softmax's |
-//! | its gradients | sqrt(K) and the errors of d_x = p (d_p - delta): those of p, and sqrt(D) sum abs(d_out v) + sqrt(D) sum abs(d_out out) |
-//! | gradient norm | half of sqrt(K), K the longest chain |
+//! | their gradients | y of abs(d) and of the sum of d y |
+//! | attention: a score x | scale times a sum of q k, and 3 abs(bias); in the exponent it is an error relative to p |
+//! | its output | a sum of p v, and the errors of p, which are a softmax's |
+//! | its gradients | a sum, and the errors of its terms d_x = p (d_p - delta): those of p, and of the sums of d_out v and d_out out |
+//! | gradient norm | half of a sum's, K being the longest chain |
 //! | Adam | each operation in turn; the change by m / (sqrt(v) + eps) |
 //!
 //! A factor that only makes room is nowhere among them.
