@@ -12,7 +12,7 @@ use crate::kernel::{Access, Kernel};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::verify::{Order, Prepared, Replay};
-use crate::{DeviceProfile, HostTensor, Result, Shape, Tensor64};
+use crate::{DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -120,6 +120,10 @@ impl Case {
             Build { graph: Graph::new(), rng: Rng::new(seed), given: Vec::new(), wrt: Vec::new() };
         let outputs = (self.build)(&mut build)?;
         let mut gradients = Vec::new();
+        if let Some(o) = self.seeded.iter().find(|&&o| self.gradient && o >= outputs.len()) {
+            let problem = format!("output {o} is to be differentiated, but there are {}", outputs.len());
+            return Err(Error::config(format!("case {:?}", self.name), problem));
+        }
         if self.gradient && !build.wrt.is_empty() {
             gradients = self.differentiate(&mut build, &outputs)?;
         }
@@ -300,7 +304,9 @@ impl Case {
         };
         let (_, base) = loss(&[])?;
         for (x, d) in gradients {
-            let value = given.iter().find(|(id, _)| id == x).map(|(_, v)| v.clone()).unwrap();
+            let value = given.iter().find(|(id, _)| id == x).map(|(_, v)| v.clone());
+            let value =
+                value.ok_or_else(|| Error::Internal("differentiated by what was not given".into()))?;
             let d = base.get(&graph, *d)?;
             let size = value.data.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-30);
             let h = 1e-6 * size.min(1.0);
