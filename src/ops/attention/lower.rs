@@ -1,0 +1,304 @@
+//! Which variant computes an attention on which device, and what its dispatches share.
+
+use super::super::lib_wgsl;
+use super::super::params::params;
+use super::{Optional, Sizes, Spec};
+use crate::graph::Lowering;
+use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
+use crate::ops::random::Dropout;
+use crate::profile::DeviceClass;
+use crate::{Result, TensorType};
+
+pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/attention.wgsl");
+pub(in crate::ops) const SOURCE_LANES: &str = include_str!("../../../shaders/attention_lanes.wgsl");
+/// The entry points of `shaders/attention_lanes.wgsl`.
+pub(in crate::ops) const ENTRIES_LANES: &[&str] =
+    &["forward_lanes", "backward_q_lanes", "backward_kv_lanes", "backward_kv_joint_lanes"];
+/// The entry points of `shaders/attention.wgsl`.
+pub(in crate::ops) const ENTRIES: &[&str] =
+    &["forward", "plot", "stats", "backward_q", "backward_kv", "backward_kv_joint", "backward_bias", "join"];
+
+pub(super) const R: Access = Access::Read;
+pub(super) const W: Access = Access::Write;
+
+params! {
+    struct Params {
+        batch: u32,
+        t: u32,
+        s: u32,
+        heads: u32,
+        q_row: u32,
+        q_at: u32,
+        k_row: u32,
+        k_at: u32,
+        v_row: u32,
+        v_at: u32,
+        mask_at: u32,
+        mask_batch: u32,
+        bias_at: u32,
+        scale: f32,
+        slope: f32,
+        threshold: u32,
+        keep: f32,
+        site: u32,
+    }
+}
+
+/// The tile of a workgroup; see the shader.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    nr: usize,
+    nc: usize,
+    rt: usize,
+    ct: usize,
+    dc: usize,
+}
+
+impl Tile {
+    fn rows(&self) -> usize {
+        self.nr * self.rt
+    }
+
+    /// Of workgroup memory; `maxima` says whether the kernel finds the maximum of each row, as forward does.
+    fn bytes(&self, elem: usize, maxima: bool) -> usize {
+        let (rows, cols) = (self.rows(), self.nc * self.ct);
+        let maxima = if maxima { rows * self.nc } else { 0 };
+        4 * (elem * (rows + cols) * (self.dc + 1) + rows * (cols + 1) + maxima)
+    }
+}
+
+/// What the dispatches of a node share.
+pub(super) struct Lowered {
+    spec: Spec,
+    pub n: Sizes,
+    pub at: Optional,
+    /// 4 if the tensors are bound as vec4, else 1.
+    elem: usize,
+    pub extra: Slice,
+    mask_batch: usize,
+    bias_at: usize,
+    /// The kernels for a sub-group of 8 lanes.
+    lanes: bool,
+}
+
+impl Lowered {
+    pub fn new(spec: &Spec, l: &mut Lowering, start: usize) -> Result<Self> {
+        let types: Vec<&TensorType> = (0..l.input_count()).map(|i| l.input_type(i)).collect();
+        let n = spec.check(&types, start)?;
+        let at = spec.optional(start);
+        let elem = if n.head.is_multiple_of(4) { 4 } else { 1 };
+        let mask_size = at.mask.map_or(0, |i| types[i].shape.elements());
+        let mask_batch = match at.mask {
+            Some(i) if types[i].shape.rank() == 3 => n.t * n.s,
+            _ => 0,
+        };
+        let bias_size = n.heads * n.t * n.s;
+        let (extra, bias_at) = match (at.mask, at.bias) {
+            (Some(mask), Some(bias)) => {
+                let joined = l.scratch(mask_size + bias_size);
+                Self::join(l, mask, bias, joined)?;
+                (joined, mask_size)
+            }
+            (Some(i), None) | (None, Some(i)) => (l.input(i), 0),
+            (None, None) => (l.input(0), 0),
+        };
+        let cpu = l.profile.class == DeviceClass::Cpu && l.profile.subgroup_size() == Some(8);
+        let (extra, lanes) = (extra.into(), cpu && elem == 4);
+        Ok(Lowered { spec: *spec, n, at, elem, extra, mask_batch, bias_at, lanes })
+    }
+
+    /// Mask and bias behind each other, so that eight storage bindings suffice.
+    fn join(l: &mut Lowering, mask: usize, bias: usize, joined: Operand) -> Result<()> {
+        let count = |i: usize| l.input_type(i).shape.elements() as u32;
+        let params = Params { t: count(mask), s: count(bias), ..Params::default() };
+        l.push(Dispatch {
+            kernel: kernel("join", &[R, R, W], constants(&[])),
+            operands: vec![l.input(mask).into(), l.input(bias).into(), joined.into()],
+            params: params.bytes(),
+            groups: l.groups_1d((count(mask) + count(bias)).div_ceil(64) as usize)?,
+            flops: 0,
+        });
+        Ok(())
+    }
+
+    /// q, k and v as operands.
+    pub fn qkv(&self, l: &Lowering) -> [Slice; 3] {
+        [0, 1, 2].map(|i| l.input(self.spec.kind.part(i).0).into())
+    }
+
+    pub fn params(&self) -> Vec<u8> {
+        let n = &self.n;
+        let width = n.width() / self.elem;
+        let [q, k, v] = [0, 1, 2].map(|i| {
+            let (_, widths, at) = self.spec.kind.part(i);
+            ((widths * width) as u32, (at * width) as u32)
+        });
+        let scale = self.spec.scale(n);
+        let dropout = self.spec.settings.dropout;
+        let params = Params {
+            batch: n.batch as u32,
+            t: n.t as u32,
+            s: n.s as u32,
+            heads: n.heads as u32,
+            q_row: q.0,
+            q_at: q.1,
+            k_row: k.0,
+            k_at: k.1,
+            v_row: v.0,
+            v_at: v.1,
+            mask_at: 0,
+            mask_batch: self.mask_batch as u32,
+            bias_at: self.bias_at as u32,
+            scale: (scale * std::f64::consts::LOG2_E) as f32,
+            slope: scale as f32,
+            threshold: dropout.map_or(0, Dropout::threshold),
+            keep: dropout.map_or(1.0, Dropout::scale) as f32,
+            site: dropout.map_or(0, |d| d.site),
+        };
+        params.bytes()
+    }
+
+    /// By formula: a product of queries and keys (or probabilities and values) is 2 B H T S D, half of it where causal.
+    pub fn flops(&self, products: u64) -> u64 {
+        let n = &self.n;
+        let all = products * 2 * (n.batch * n.heads * n.t * n.s * n.head) as u64;
+        if self.spec.settings.causal { all / 2 } else { all }
+    }
+
+    /// The tile for a workgroup that owns some of `rows` rows.
+    fn tile(&self, rows: usize) -> Tile {
+        let dv = self.n.head / self.elem;
+        let (nr, nc, ct, dc) = match dv {
+            0..=4 => (16, 4, 4, 4),
+            5..=8 => (8, 8, 4, 8),
+            _ => (8, 8, 2, 16),
+        };
+        // Few rows for short sequences, and where the sums of wide heads would not fit in registers.
+        let most = if dv > 32 && self.elem == 4 { 2 } else { 4 };
+        let rt = rows.div_ceil(nr).next_power_of_two().min(most);
+        Tile { nr, nc, rt, ct, dc }
+    }
+
+    /// The kernel that owns some of `owned` rows in each workgroup and walks over `walked` others, and how many it
+    /// owns. `entries`: in `attention.wgsl` and in `attention_lanes.wgsl`.
+    pub fn tiled(
+        &self,
+        entries: [&'static str; 2],
+        bindings: &[Access],
+        owned: usize,
+        walked: usize,
+    ) -> (Kernel, usize) {
+        let dv = self.n.head / self.elem;
+        if self.lanes {
+            let rows = lane_rows(owned, dv);
+            let mut c = self.constants();
+            c.push(("TM", rows));
+            c.push(("KN", if walked > 8 { 2 } else { 1 }));
+            let mut kernel = self.finish(entries[1], bindings, &c);
+            kernel.parts.insert(1, SOURCE_LANES.into());
+            kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
+            return (kernel, rows);
+        }
+        let tile = self.tile(owned);
+        let mut c = self.constants();
+        c.extend([("NR", tile.nr), ("NC", tile.nc), ("RT", tile.rt), ("CT", tile.ct), ("DC", tile.dc)]);
+        c.extend([("JT", tile.dc / tile.nc), ("NCH", dv.div_ceil(tile.dc))]);
+        let mut kernel = self.finish(entries[0], bindings, &c);
+        kernel.requires.invocations = (tile.nr * tile.nc) as u32;
+        kernel.requires.workgroup_bytes = tile.bytes(self.elem, entries[0] == "forward") as u32;
+        (kernel, tile.rows())
+    }
+
+    /// A kernel without tiles.
+    pub fn kernel(&self, entry: &'static str, bindings: &[Access]) -> Kernel {
+        self.finish(entry, bindings, &self.constants())
+    }
+
+    fn constants(&self) -> Vec<(&'static str, usize)> {
+        vec![("DV", self.n.head / self.elem)]
+    }
+
+    fn finish(&self, entry: &'static str, bindings: &[Access], numbers: &[(&'static str, usize)]) -> Kernel {
+        let spec = &self.spec;
+        let mut kernel = kernel(entry, bindings, constants(numbers));
+        for (name, value) in &mut kernel.constants {
+            *value = match *name {
+                "LENGTHS" => Const::Bool(spec.lengths),
+                "CAUSAL" => Const::Bool(spec.settings.causal),
+                "MASK" => Const::Bool(spec.mask),
+                "BIAS" => Const::Bool(spec.bias),
+                "DROPOUT" => Const::Bool(spec.settings.dropout.is_some()),
+                "FOUR" => Const::Bool(self.elem == 4),
+                "elem" => Const::Alias(if self.elem == 4 { "vec4<f32>" } else { "f32" }),
+                _ => continue,
+            };
+        }
+        kernel
+    }
+}
+
+/// How many rows a workgroup of `attention_lanes.wgsl` owns. More rows serve more multiply-adds with a load, but cost
+/// compile time (which grows with rows times chunks) and waste where `rows` is no multiple.
+fn lane_rows(rows: usize, dv: usize) -> usize {
+    let most = 64 / dv.div_ceil(8).min(8);
+    // The time a row takes, in percent, measured with D 32 on llvmpipe of Mesa 22.3.6.
+    let costs = [(32, 100), (24, 105), (16, 115), (8, 145)];
+    let fitting = costs.iter().filter(|(tm, _)| *tm <= most);
+    fitting.min_by_key(|(tm, cost)| rows.next_multiple_of(*tm) * cost).map_or(8, |(tm, _)| *tm)
+}
+
+/// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
+fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
+    let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
+    let flags = ["LENGTHS", "CAUSAL", "MASK", "BIAS", "DROPOUT", "FOUR"];
+    let unused = names.iter().filter(|name| !numbers.iter().any(|(n, _)| n == *name));
+    let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
+    constants.extend(numbers.iter().map(|&(name, value)| (name, Const::U32(value as u32))));
+    constants.extend(flags.map(|name| (name, Const::Bool(false))));
+    constants.push(("elem", Const::Alias("f32")));
+    constants
+}
+
+fn kernel(entry: &'static str, bindings: &[Access], constants: Vec<(&'static str, Const)>) -> Kernel {
+    Kernel {
+        name: format!("attention/{entry}"),
+        parts: parts([SOURCE, lib_wgsl::RANDOM]),
+        entry,
+        bindings: bindings.to_vec(),
+        params: Params::FIELDS,
+        constants,
+        requires: Requires { invocations: 64, ..Requires::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Attention, Kind, MAX_HEAD};
+    use super::*;
+
+    #[test]
+    fn tiles_fit() {
+        let x = |head: usize| Lowered {
+            spec: Spec {
+                settings: Attention::new(1),
+                kind: Kind::Qkv,
+                lengths: false,
+                mask: false,
+                bias: false,
+            },
+            n: Sizes { batch: 1, t: 1, s: 1, heads: 1, head },
+            at: Optional { lengths: None, mask: None, bias: None, seed: None },
+            elem: if head.is_multiple_of(4) { 4 } else { 1 },
+            extra: Operand::Scratch(0).into(),
+            mask_batch: 0,
+            bias_at: 0,
+            lanes: false,
+        };
+        for head in 1..=MAX_HEAD {
+            for rows in [1, 8, 9, 17, 1000] {
+                let tile = x(head).tile(rows);
+                assert!(tile.bytes(x(head).elem, true) <= 16384, "{head}: {tile:?}");
+            }
+        }
+    }
+}
