@@ -3,6 +3,8 @@
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod error;
 mod fs;
 #[cfg(feature = "io")]

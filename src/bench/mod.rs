@@ -1,0 +1,8 @@
+//! The benchmark (feature `bench`): what is timed, how, and the file that holds what was found.
+
+mod result;
+
+pub use result::{
+    Adapter, Ceilings, Clock, Environment, KernelUse, MAX_FILE_BYTES, Pass, Results, Row, SCHEMA, Sampled,
+    Status, Verified,
+};
