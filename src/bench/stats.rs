@@ -1,0 +1,127 @@
+//! What is learnt from a row's samples, on a machine that does other things too.
+//!
+//! Whatever disturbs a measurement adds time to it, often to whole rounds and sometimes to most of them: a mean or a
+//! median of all samples tells how busy the machine was. So each round counts by its fastest sample, and the rounds by
+//! their lower quartile: it stays with undisturbed rounds as long as a good quarter of them has one undisturbed sample.
+
+/// The share of the rounds that are taken to be undisturbed.
+const QUIET: f64 = 0.25;
+
+/// The chance, at each end, that the interval leaves out what it should hold.
+const MISSED: f64 = 0.025;
+
+/// What the rounds of a row say of the time of an undisturbed repetition.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The time, in the samples' unit.
+    pub time: f64,
+    /// The interval that holds it with 95 % confidence.
+    pub interval: [f64; 2],
+}
+
+/// The median of `values`; none of none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let sorted = sorted(values.iter().copied());
+    quantile(&sorted, 0.5)
+}
+
+/// The median of the distances of `values` from their median; none of none.
+pub fn mad(values: &[f64]) -> Option<f64> {
+    let middle = median(values)?;
+    let distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
+    median(&distances)
+}
+
+/// The time of an undisturbed repetition: the lower quartile of the rounds' fastest samples. None without samples.
+///
+/// The interval assumes only that rounds are independent: of n of them, the number that are faster than the true lower
+/// quartile has the binomial distribution B(n, 1/4), so that the quartile lies between two of the sorted rounds that
+/// follow from n alone. Fewer than 13 rounds cannot give 97.5 % confidence at the lower end; it is the fastest round
+/// then, which is little to ask, as no disturbance makes a repetition faster. From 10 rounds on, the upper end is near
+/// the middle, and less than half of the rounds have to be undisturbed.
+pub fn estimate(rounds: &[Vec<f64>]) -> Option<Estimate> {
+    let fastest = rounds.iter().filter_map(|round| round.iter().copied().min_by(f64::total_cmp));
+    let fastest = sorted(fastest);
+    let [low, high] = ends(fastest.len())?;
+    Some(Estimate { time: quantile(&fastest, QUIET)?, interval: [*fastest.get(low)?, *fastest.get(high)?] })
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// The quantile `q` of sorted values, between two of them by their distances.
+fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
+    let place = q * sorted.len().checked_sub(1)? as f64;
+    let (low, share) = (place.floor() as usize, place.fract());
+    let (a, b) = (*sorted.get(low)?, *sorted.get(low + 1).or(sorted.get(low))?);
+    Some(a + (b - a) * share)
+}
+
+/// Which of `n` sorted rounds are the ends of the interval: the quartile is above the first of them unless at most
+/// that many rounds are faster than it, and below the second unless more are.
+fn ends(n: usize) -> Option<[usize; 2]> {
+    let last = n.checked_sub(1)?;
+    // P(exactly k rounds are faster), from k = 0 on, and the sum of all before.
+    // As a logarithm, which many rounds cannot make 0.
+    let mut log_exactly = n as f64 * (1.0 - QUIET).ln();
+    let mut fewer = 0.0;
+    let mut low = 0;
+    for k in 0..n {
+        // The k-th round (from 0) is above the quartile when k or fewer are faster.
+        let at_most = fewer + log_exactly.exp();
+        if at_most <= MISSED {
+            low = k;
+        }
+        // It is below the quartile when more than k are.
+        if 1.0 - at_most <= MISSED {
+            return Some([low, k]);
+        }
+        fewer = at_most;
+        log_exactly += ((n - k) as f64 / (k + 1) as f64 * QUIET / (1.0 - QUIET)).ln();
+    }
+    Some([low, last])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn middles() {
+        assert_eq!((median(&[]), mad(&[])), (None, None));
+        assert_eq!((median(&[3.0]), mad(&[3.0])), (Some(3.0), Some(0.0)));
+        assert_eq!((median(&[4.0, 1.0, 2.0, 100.0]), mad(&[4.0, 1.0, 2.0, 100.0])), (Some(3.0), Some(1.5)));
+    }
+
+    #[test]
+    fn the_ends_hold_the_quartile_with_95_percent() {
+        assert_eq!(ends(0), None);
+        assert_eq!(ends(1), Some([0, 0]));
+        // By tables of the binomial distribution: P(B(5, 1/4) > 3) = 1.6 %, P(B(10, 1/4) > 5) = 2.0 %.
+        assert_eq!(ends(5), Some([0, 3]));
+        assert_eq!(ends(10), Some([0, 5]));
+        // P(B(20, 1/4) <= 1) = 2.4 %, P(B(20, 1/4) > 9) = 1.4 %.
+        assert_eq!(ends(20), Some([1, 9]));
+        for n in 1..200 {
+            let [low, high] = ends(n).unwrap();
+            assert!(low <= n / 4 && high >= n / 4 && high < n, "{n}: {low} {high}");
+        }
+        // So many rounds that (3/4)^n is 0 as a f64. By the normal distribution: 1250 +- 1.96 sqrt(5000 * 3/16).
+        assert!(
+            ends(5000).is_some_and(|[low, high]| (1188..1192).contains(&low) && (1308..1312).contains(&high))
+        );
+    }
+
+    #[test]
+    fn an_estimate_ignores_disturbed_samples_and_rounds() {
+        assert_eq!(estimate(&[]), None);
+        assert_eq!(estimate(&[vec![]]), None);
+        let quiet = vec![10.0, 10.5, 30.0];
+        let rounds: Vec<Vec<f64>> =
+            (0..10).map(|i| quiet.iter().map(|t| if i < 4 { 3.0 * t } else { *t }).collect()).collect();
+        assert_eq!(estimate(&rounds), Some(Estimate { time: 10.0, interval: [10.0, 10.0] }));
+    }
+}
