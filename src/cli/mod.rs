@@ -1,6 +1,7 @@
 //! The command line: one file for each verb. Results go to standard output, all else to standard error; an error is one
 //! line and exit status 1, wrong usage is status 2.
 
+mod bench;
 mod check;
 mod device;
 mod info;
@@ -62,6 +63,8 @@ enum Verb {
     Plan(Box<plan::PlanArgs>),
     /// Compare the kernels with outputs of other software
     Check(check::Check),
+    /// Compare results of the benchmark
+    Bench(bench::Bench),
 }
 
 pub fn main() -> ExitCode {
@@ -79,6 +82,7 @@ pub fn main() -> ExitCode {
         Verb::Translate(translate) => translate.run(&cli.global),
         Verb::Plan(plan) => plan.run(&cli.global),
         Verb::Check(check) => check.run(&cli.global),
+        Verb::Bench(bench) => bench.run(&cli.global),
     });
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,

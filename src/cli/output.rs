@@ -72,6 +72,56 @@ pub fn time(duration: Duration) -> String {
     }
 }
 
+/// Nanoseconds in the unit that fits, with three digits: `12.3 us`.
+pub fn nanoseconds(ns: f64) -> String {
+    let units = ["ns", "us", "ms", "s"];
+    let mut value = ns;
+    let mut unit = 0;
+    // 999.5 would be written as 1000.
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {}", units[unit])
+}
+
+/// Text from a file as it may go to a terminal: on one line, without what would steer it.
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// The lines of a table in Markdown, its columns aligned; those marked in `right` to the right.
+pub fn table(head: &[&str], right: &[bool], rows: &[Vec<String>]) -> Vec<String> {
+    let cell = |text: &str| one_line(text).replace('|', "\\|");
+    let all: Vec<Vec<String>> = std::iter::once(head.iter().map(|text| cell(text)).collect())
+        .chain(rows.iter().map(|row| row.iter().map(|text| cell(text)).collect()))
+        .collect();
+    let width = |column: usize| {
+        let widths = all.iter().filter_map(|row| row.get(column)).map(|text| text.chars().count());
+        widths.max().unwrap_or(0).max(2)
+    };
+    let columns: Vec<(usize, bool)> = right.iter().enumerate().map(|(i, right)| (width(i), *right)).collect();
+    let mut lines: Vec<String> = Vec::with_capacity(all.len() + 1);
+    for row in &all {
+        let cells = row.iter().zip(&columns).map(|(text, &(width, right))| match right {
+            true => format!("{text:>width$}"),
+            false => format!("{text:<width$}"),
+        });
+        lines.push(format!("| {} |", cells.collect::<Vec<_>>().join(" | ")));
+    }
+    let rule = columns.iter().map(|&(width, right)| match right {
+        true => format!("{}:", "-".repeat(width - 1)),
+        false => "-".repeat(width),
+    });
+    lines.insert(1, format!("| {} |", rule.collect::<Vec<_>>().join(" | ")));
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +139,18 @@ mod tests {
         {
             assert_eq!(time(Duration::from_secs_f64(seconds)), want);
         }
+        for (ns, want) in [(1.0, "1.00 ns"), (999.4, "999 ns"), (999.6, "1.00 us"), (12_345.0, "12.3 us")] {
+            assert_eq!(nanoseconds(ns), want);
+        }
+        assert_eq!((nanoseconds(9.996), nanoseconds(5e12)), ("10.0 ns".to_string(), "5000 s".to_string()));
         assert_eq!((si(999), si(1_230_000_000)), ("999".to_string(), "1.2 G".to_string()));
+    }
+    #[test]
+    fn tables_are_aligned_and_cannot_be_broken() {
+        let rows =
+            [vec!["a|b".to_string(), "1".to_string()], vec!["\u{1b}[2J\n".to_string(), "100".to_string()]];
+        let want =
+            ["| row   |   n |", "| ----- | --: |", "| a\\|b  |   1 |", "| \u{fffd}[2J\u{fffd} | 100 |"];
+        assert_eq!(table(&["row", "n"], &[false, true], &rows), want);
     }
 }

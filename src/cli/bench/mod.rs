@@ -1,0 +1,45 @@
+//! `wgformer bench`: how fast are the kernels, and are they as fast as they were?
+
+mod compare;
+
+use super::Global;
+use anyhow::Result;
+use clap::{Args, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  wgformer bench compare before.json after.json --fail-on slower
+
+Every verb has more: wgformer bench compare --help";
+
+/// Options of `wgformer bench`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Bench {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Say of each row of two result files whether it became faster or slower
+    Compare(compare::Compare),
+}
+
+/// What is written to standard output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table in Markdown
+    #[default]
+    Table,
+    /// JSON
+    Json,
+}
+
+impl Bench {
+    pub fn run(&self, _global: &Global) -> Result<()> {
+        match &self.verb {
+            Verb::Compare(compare) => compare.run(),
+        }
+    }
+}
