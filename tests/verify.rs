@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 use wgformer::gpu::{Gpu, Memory, Request, request};
-use wgformer::graph::{Graph, ValueId};
+use wgformer::graph::{Graph, Role, ValueId};
+use wgformer::ops::attention::{Attention, AttentionInputs, Packing, attention};
 use wgformer::ops::elementwise::{Activation, activate, add, scale};
 use wgformer::ops::layout::split_rows;
 use wgformer::ops::matmul::matmul;
@@ -44,9 +45,10 @@ fn verify(change: impl FnOnce(&mut Plan)) -> Verification {
 }
 
 fn replace(plan: &mut Plan, kernel: &str, old: &str, new: &str) {
-    let k = plan.kernels.iter_mut().find(|k| k.name.starts_with(kernel)).expect("the kernel");
-    let part = k.parts.iter_mut().find(|p| p.contains(old)).expect("the text");
-    *part = part.replacen(old, new, 1).into();
+    let kernels = plan.kernels.iter_mut().filter(|k| k.name.starts_with(kernel));
+    let parts = kernels.flat_map(|k| &mut k.parts).filter(|p| p.contains(old));
+    let changed = parts.map(|p| *p = p.replacen(old, new, 1).into()).count();
+    assert!(changed > 0, "{old:?} in {kernel}");
 }
 
 #[test]
@@ -130,4 +132,58 @@ fn a_part_that_begins_elsewhere_is_found() {
     replay.set(a, &HostTensor::f32([3, 64], (0..192).map(|i| i as f32).collect())).unwrap();
     let troubles = replay.run(Order::Natural).unwrap();
     assert!(matches!(troubles[..], [Trouble { problem: Problem::Overwritten, step: 1, .. }]), "{troubles:?}");
+}
+
+/// Follows a plan of one output, comparing parts of large nodes only, from inputs that are waves.
+fn verify_sampled(g: &Graph, y: ValueId, change: impl FnOnce(&mut Plan)) -> Verification {
+    let mut plan = Plan::new(g, &[y], gpu().profile()).unwrap();
+    change(&mut plan);
+    let mut executor = gpu().executor(plan, &Memory::new(gpu())).unwrap();
+    for id in g.ids().filter(|&id| matches!(g.value(id).role, Role::Input(None))) {
+        let shape = g.shape(id).clone();
+        let values = (0..shape.elements()).map(|i| (i as f32 * 0.7).sin()).collect();
+        executor.write(id, &HostTensor::f32(shape, values)).unwrap();
+    }
+    executor.verify_sampled(g, 5).unwrap()
+}
+
+#[test]
+fn of_large_nodes_parts_are_compared_and_corners_among_them() {
+    let n = 301;
+    let mut g = Graph::new();
+    let (a, b) = (g.input("a", TensorType::f32([n, n])), g.input("b", TensorType::f32([n, n])));
+    let y = matmul(&mut g, a, b, Default::default()).unwrap();
+    let y = activate(&mut g, Activation::Gelu, y).unwrap();
+    let found = verify_sampled(&g, y, |_| {});
+    assert!(found.troubles.is_empty(), "{}", found.troubles[0]);
+    // The activation is compared as a whole.
+    let all = (n * n) as u64;
+    assert_eq!(found.elements, 2 * all);
+    assert!(found.compared > all && found.compared < all + all / 10, "{found:?}");
+    for (index, at) in [(0, [0, 0]), (n * n - 1, [n - 1, n - 1])] {
+        let wrong = format!("if index == {index}u {{ v += elem(1.0); }} out[index] = v;");
+        let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = v;", &wrong));
+        let Problem::Wrong(m) = &found.troubles[0].problem else { panic!("{}", found.troubles[0]) };
+        assert_eq!((m.wrong, &m.worst[0].index[..]), (1, &at[..]), "{m}");
+    }
+    // What is left unwritten is looked for everywhere.
+    let hole = "if index != 7777u { out[index] = v; }";
+    let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = v;", hole));
+    assert!(matches!(found.troubles[0].problem, Problem::Unwritten(1, _, 7777)), "{}", found.troubles[0]);
+}
+
+#[test]
+fn of_large_attentions_parts_are_compared_and_the_last_query_among_them() {
+    let mut g = Graph::new();
+    let qkv = g.input("qkv", TensorType::f32([2, 400, 3 * 64]));
+    let settings = Attention { causal: true, ..Attention::new(2) };
+    let y = attention(&mut g, settings, AttentionInputs::new(Packing::Qkv(qkv))).unwrap();
+    let found = verify_sampled(&g, y, |_| {});
+    assert!(found.troubles.is_empty(), "{}", found.troubles[0]);
+    assert!(found.compared < found.elements / 10, "{found:?}");
+    let old = "out[out_index(b, t, h) + e] = ";
+    let new = format!("{old} select(0.0, 1.0, t + 1u == params.t) + ");
+    let found = verify_sampled(&g, y, |plan| replace(plan, "attention", old, &new));
+    let Problem::Wrong(m) = &found.troubles[0].problem else { panic!("{}", found.troubles[0]) };
+    assert_eq!(m.worst[0].index[1], 399, "{m}");
 }

@@ -11,6 +11,7 @@ pub use interpret::{Interpreter, argsort, to_host};
 
 use crate::kernel::{Dispatch, Operand};
 use crate::profile::DeviceProfile;
+use crate::rng::Rng;
 use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
 use std::fmt;
 use std::sync::Arc;
@@ -104,6 +105,18 @@ pub enum Layout {
     PackInto(Vec<usize>),
 }
 
+/// A smaller computation whose results are some of a node's: see [`Op::excerpts`].
+#[derive(Debug)]
+pub struct Excerpt {
+    /// Its op, of which only [`Op::reference`] and [`Op::rounding`] are asked.
+    pub op: Box<dyn Op>,
+    /// The op's inputs.
+    pub inputs: Vec<Tensor64>,
+    /// For each result of the op, which of the node's results it is a part of, and the flat index there of each of its
+    /// elements; `None` for a result that is no part of them.
+    pub places: Vec<Option<(usize, Vec<usize>)>>,
+}
+
 /// An operation: shape rule, reference, gradient and lowering, in one place.
 pub trait Op: fmt::Debug + Send + Sync {
     /// The op's name: also that of its file, its shader and its tests.
@@ -131,6 +144,13 @@ pub trait Op: fmt::Debug + Send + Sync {
     /// exact.
     fn rounding(&self, _inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         results.iter().map(|t| Tensor64::zeros(t.shape.clone())).collect()
+    }
+
+    /// Smaller computations of the same kind whose results are some of this op's, to the last bit, and so are their
+    /// bounds: for results that are too many to compute all of them in f64. They hold corners, and elements by chance.
+    /// None where an op has no such parts.
+    fn excerpts(&self, _inputs: &[&Tensor64], _rng: &mut Rng) -> Vec<Excerpt> {
+        Vec::new()
     }
 
     /// Appends the nodes that compute the gradients of the inputs from those of the outputs; `None` is zero. Of the

@@ -2,6 +2,7 @@
 //! memory. Forward saves one log-sum-exp a row; backward recomputes the probabilities from it (Dao et al., 2022) and sums
 //! in a fixed order, without atomics.
 
+mod excerpt;
 mod lower;
 mod reader;
 
@@ -9,8 +10,9 @@ pub(super) use lower::{ENTRIES, ENTRIES_LANES, SOURCE, SOURCE_LANES};
 
 use super::random::Dropout;
 use super::rounding::{TINY, exp, exp_of, once, size, sum};
-use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Dispatch, Kernel, Slice};
+use crate::rng::Rng;
 use crate::{DType, Error, Result, Tensor64, TensorType};
 use lower::{Lowered, R, W};
 use reader::Reader;
@@ -359,6 +361,10 @@ impl Op for Forward {
         vec![out, lse]
     }
 
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        excerpt::forward(&self.0, inputs, rng)
+    }
+
     fn gradient(
         &self,
         g: &mut Graph,
@@ -529,13 +535,22 @@ impl Op for Backward {
                 }
             }
         }
-        let terms = n.s.max(n.t).max(n.batch);
-        for ((error, size), y) in errors.iter_mut().zip(&sizes).zip(results) {
+        for (tensor, ((error, size), y)) in errors.iter_mut().zip(&sizes).zip(results).enumerate() {
+            // Packed together, queries and keys are as many.
+            let terms = match tensor {
+                0 => n.s,
+                i if i < operands => n.t,
+                _ => n.batch,
+            };
             for (i, e) in error.data.iter_mut().enumerate() {
                 *e += sum(terms, size.data[i], y.data[i]);
             }
         }
         errors
+    }
+
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        excerpt::backward(&self.0, inputs, rng)
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

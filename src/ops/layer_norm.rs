@@ -1,13 +1,15 @@
 //! LayerNorm over the innermost dimension, plain or after a residual sum with dropout.
 
 use super::dropout::{active, dropout_parts, key};
+use super::excerpt;
 use super::params::params;
 use super::random::Dropout;
 use super::rounding::{DIVIDE, EPS, INVERSE_SQRT, TINY, once, size, sum};
 use super::rows::Rows;
-use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::profile::DeviceClass;
+use crate::rng::Rng;
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/layer_norm.wgsl");
@@ -182,6 +184,16 @@ impl Op for LayerNorm {
         let mut errors = vec![e_y, e_stats];
         errors.extend(self.residual.then_some(e_h));
         errors
+    }
+
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        // What is dropped follows from the place in the whole.
+        if self.dropout.is_some() {
+            return Vec::new();
+        }
+        let width = inputs[0].shape.last();
+        let widths = [width, 4, width];
+        excerpt::rows(*self, inputs, &[0, 3], &widths[..2 + self.residual as usize], rng)
     }
 
     fn gradient(

@@ -6,13 +6,15 @@
 //! Values are written once, so nothing accumulates in place: where a product is to be added to something, that is the
 //! residual.
 
+mod excerpt;
 mod lower;
 
 use super::column_sum::column_sum;
 use super::elementwise::{Activation, activate_backward};
 use super::layout::reshape;
 use super::rounding::{of_sizes, sum};
-use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
+use crate::rng::Rng;
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 
 pub(super) use lower::{PACK, SOURCE, SUBGROUP, TILE, VECTOR};
@@ -75,6 +77,14 @@ pub struct View {
     pub row: usize,
     /// From one matrix to the next along the outer and the inner batch dimension; 0 where all share one.
     pub batch: [usize; 2],
+}
+
+impl View {
+    /// Where an element of a matrix of this form lies.
+    fn place(&self, form: Form, [outer, inner]: [usize; 2], row: usize, column: usize) -> usize {
+        let (row, column) = if form == Form::Plain { (row, column) } else { (column, row) };
+        self.start + outer * self.batch[0] + inner * self.batch[1] + row * self.row + column
+    }
 }
 
 /// A product of sub-matrices, see [`matmul_strided`].
@@ -210,20 +220,16 @@ impl Op for Product {
         let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
         let mut out = Tensor64::zeros(s.shape.clone());
         let mut pre = Tensor64::zeros(s.shape.clone());
-        let at = |view: &View, form: Form, outer: usize, inner: usize, row: usize, column: usize| {
-            let (row, column) = if form == Form::Plain { (row, column) } else { (column, row) };
-            view.start + outer * view.batch[0] + inner * view.batch[1] + row * view.row + column
-        };
         for outer in 0..s.batch[0] {
             for inner in 0..s.batch[1] {
                 for m in 0..s.m {
                     for n in 0..s.n {
                         let mut sum = 0.0;
                         for k in 0..s.k {
-                            sum += a[at(&s.a, s.form_a, outer, inner, m, k)]
-                                * b[at(&s.b, s.form_b, outer, inner, k, n)];
+                            sum += a[s.a.place(s.form_a, [outer, inner], m, k)]
+                                * b[s.b.place(s.form_b, [outer, inner], k, n)];
                         }
-                        let i = at(&s.out, Form::Plain, outer, inner, m, n);
+                        let i = s.out.place(Form::Plain, [outer, inner], m, n);
                         pre.data[i] = s.alpha * sum + bias.map_or(0.0, |b| b[n]);
                         out.data[i] = self.activation.value(pre.data[i]) + residual.map_or(0.0, |r| r[i]);
                     }
@@ -240,18 +246,23 @@ impl Op for Product {
         let places = [0, 1, 2];
         let sums = of_sizes(&plain, inputs, &places[..2 + self.bias as usize]).remove(0).data;
         let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
-        // What the bias may have taken off the sum, at most.
-        let bias = if self.bias { inputs[2].data.iter().fold(0.0f64, |m, b| m.max(b.abs())) } else { 0.0 };
+        // What the bias may have taken off the sum: a product without terms is its bias.
+        let bias = Product { at: Strided { k: 0, ..plain.at }, ..plain };
+        let bias = bias.reference(inputs).remove(0).data;
         let (mut out, mut pre) = (results[0].clone(), results[results.len() - 1].clone());
         for (i, total) in sums.into_iter().enumerate() {
             let y = out.data[i];
             // The value before the activation, where it is not saved: y is that, or ReLU of it.
             let x = if self.saves_pre() { pre.data[i] } else { y - residual.map_or(0.0, |r| r[i]) };
-            pre.data[i] = sum(self.at.k, total, x.abs() + bias) + total;
+            pre.data[i] = sum(self.at.k, total, x.abs() + bias[i].abs()) + total;
             out.data[i] = self.activation.steepest() * pre.data[i] + self.activation.rounding(x);
             out.data[i] += if self.residual { y.abs() } else { 0.0 };
         }
         if self.saves_pre() { vec![out, pre] } else { vec![out] }
+    }
+
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        excerpt::excerpts(self, inputs, rng)
     }
 
     fn gradient(

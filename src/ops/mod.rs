@@ -9,6 +9,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+mod excerpt;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;

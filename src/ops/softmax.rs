@@ -1,10 +1,12 @@
 //! Softmax and log-softmax over the innermost dimension.
 
+use super::excerpt;
 use super::params::params;
 use super::rounding::{DIVIDE, exp, log, once, size, softmax_sum, sum};
 use super::rows::Rows;
-use crate::graph::{Graph, Lowering, Node, Op, ValueId};
+use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, parts};
+use crate::rng::Rng;
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/softmax.wgsl");
@@ -101,6 +103,10 @@ impl Op for Softmax {
         vec![error]
     }
 
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        excerpt::rows(*self, inputs, &[0], &[inputs[0].shape.last()], rng)
+    }
+
     fn gradient(
         &self,
         g: &mut Graph,
@@ -168,6 +174,10 @@ impl Op for SoftmaxBackward {
             }
         }
         vec![error]
+    }
+
+    fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
+        excerpt::rows(*self, inputs, &[0, 1], &[inputs[0].shape.last()], rng)
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {

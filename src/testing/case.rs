@@ -171,6 +171,55 @@ impl Case {
         }
     }
 
+    /// Compares every excerpt of its nodes with the whole: results and bounds are to be the same to the last bit. How many
+    /// elements were compared, or the problems.
+    pub fn excerpts(&self, seed: u64) -> std::result::Result<usize, Vec<String>> {
+        let mut problems = Vec::new();
+        match self.try_excerpts(seed, &mut problems) {
+            Ok(n) if problems.is_empty() => Ok(n),
+            Ok(_) => Err(problems),
+            Err(e) => Err(vec![e.to_string()]),
+        }
+    }
+
+    fn try_excerpts(&self, seed: u64, problems: &mut Vec<String>) -> Result<usize> {
+        let Build { graph, mut rng, given, .. } = self.built(seed)?.build;
+        let mut run = Interpreter::new();
+        for (id, value) in given {
+            run.set(&graph, id, value)?;
+        }
+        run.run(&graph)?;
+        let mut compared = 0;
+        for node in graph.nodes() {
+            let inputs = node.inputs.iter().map(|&i| run.get(&graph, i)).collect::<Result<Vec<_>>>()?;
+            let inputs: Vec<&Tensor64> = inputs.iter().collect();
+            let excerpts = node.op.excerpts(&inputs, &mut rng);
+            if excerpts.is_empty() {
+                continue;
+            }
+            let whole = node.op.reference(&inputs);
+            let whole_rounding = node.op.rounding(&inputs, &whole);
+            for e in excerpts {
+                let inputs: Vec<&Tensor64> = e.inputs.iter().collect();
+                let part = e.op.reference(&inputs);
+                let part_rounding = e.op.rounding(&inputs, &part);
+                for (i, place) in e.places.iter().enumerate() {
+                    let Some((result, places)) = place else { continue };
+                    let pairs = [(&whole, &part, "result"), (&whole_rounding, &part_rounding, "bound")];
+                    for (whole, part, what) in pairs {
+                        let whole = places.iter().map(|&p| whole[*result].data[p].to_bits());
+                        if !whole.eq(part[i].data.iter().map(|x| x.to_bits())) {
+                            let name = &graph.value(node.outputs[*result]).name;
+                            problems.push(format!("{name}: an excerpt's {what} {i} is not the whole's"));
+                        }
+                    }
+                    compared += places.len();
+                }
+            }
+        }
+        Ok(compared)
+    }
+
     /// Runs the kernels.
     pub fn kernels(&self, on: &Runner) -> CaseReport {
         let mut report = CaseReport::default();

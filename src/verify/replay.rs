@@ -1,13 +1,19 @@
 //! A run of a plan over bytes on the host.
 
-use super::tolerance::{Mismatch, compare, node_bounds, worst_share};
+use super::tolerance::{Mismatch, bounds, compare_f64, index_of, worst_share};
 use crate::gpu::{Gpu, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison};
-use crate::graph::{Derived, Graph, Layout, Node, Role, ValueId, argsort, to_host};
+use crate::graph::{Derived, Graph, Layout, Node, Op, Role, ValueId, argsort, to_host};
 use crate::kernel::{Access, Kernel};
 use crate::plan::{BufferKind, Place, Plan, Step};
+use crate::rng::Rng;
 use crate::{DType, Error, HostTensor, Result, Tensor64, TensorType};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+
+/// Sampled, a node of more operations in f32 than this is compared by its excerpts. An element's f64 reference and its bound
+/// take up to some tens of nanoseconds for each of them.
+const WHOLE: u64 = 10_000_000;
 
 /// The order in which the workgroups and invocations of a dispatch run, as far as a kernel lets one choose
 /// ([`Prepared::controlled`]).
@@ -93,6 +99,18 @@ pub struct Replay<'a> {
     /// By value, the last node that reads it, if any; for outputs of the plan one beyond the last of all.
     last_read: Vec<Option<usize>>,
     worst: BTreeMap<String, f64>,
+    /// Draws excerpts, where large nodes are sampled.
+    sample: Option<Rng>,
+    compared: u64,
+    elements: u64,
+}
+
+/// What elements of a result must be.
+struct Expected {
+    /// Their flat indices, the values being in a row; without, all are there.
+    places: Option<Vec<usize>>,
+    values: Tensor64,
+    bounds: Vec<f64>,
 }
 
 impl<'a> Replay<'a> {
@@ -133,7 +151,29 @@ impl<'a> Replay<'a> {
             known: HashMap::new(),
             last_read,
             worst: BTreeMap::new(),
+            sample: None,
+            compared: 0,
+            elements: 0,
         })
+    }
+
+    /// Of large nodes compares a part alone, chosen by this seed: corners and elements by chance, as far as the op has such
+    /// excerpts ([`Op::excerpts`](crate::graph::Op::excerpts)). Guard zones and poison are looked at as a whole.
+    #[must_use]
+    pub fn sampled(mut self, seed: u64) -> Self {
+        self.sample = Some(Rng::new(seed));
+        self
+    }
+
+    /// How many elements of results were compared with their references, by the last [`Replay::run`]; one that is in two excerpts
+    /// counts once.
+    pub fn compared(&self) -> u64 {
+        self.compared
+    }
+
+    /// How many elements there were.
+    pub fn elements(&self) -> u64 {
+        self.elements
     }
 
     /// Gives an input (and what is derived from it) or a state its value.
@@ -211,6 +251,7 @@ impl<'a> Replay<'a> {
     pub fn run(&mut self, order: Order) -> Result<Vec<Trouble>> {
         let (graph, plan) = (self.graph, self.plan);
         self.known.clear();
+        (self.compared, self.elements) = (0, 0);
         let mut first = 0;
         for (n, node) in graph.nodes().iter().enumerate() {
             let count = plan.steps[first..].iter().take_while(|s| s.node == n).count();
@@ -282,11 +323,9 @@ impl<'a> Replay<'a> {
             let problems = self.step(step, order)?;
             found.extend(problems.into_iter().map(|(binding, p)| (format!("binding {binding}"), p)));
         }
-        let (wrong, worst) = self.compare(node, &inputs)?;
+        let work = plan.steps[steps.clone()].iter().map(|s| s.flops).sum();
+        let (wrong, worst) = self.compare(node, &inputs, work)?;
         found.extend(wrong);
-        for &id in node.outputs.iter().filter(|id| plan.places.contains_key(id)) {
-            self.known.insert(id, self.get(id)?);
-        }
         let mut kernels: Vec<String> =
             plan.steps[steps.clone()].iter().map(|s| plan.kernels[s.kernel].name.clone()).collect();
         kernels.sort();
@@ -369,36 +408,96 @@ impl<'a> Replay<'a> {
     }
 
     /// Compares a node's results, as they are now, with its reference on `inputs`: what is wrong, and the largest error as
-    /// a share of its bound.
-    fn compare(&self, node: &Node, inputs: &[HostTensor]) -> Result<(Vec<(String, Problem)>, f64)> {
-        let inputs: Vec<Tensor64> = inputs.iter().map(HostTensor::to_f64).collect();
-        let inputs: Vec<&Tensor64> = inputs.iter().collect();
-        let results = node.op.reference(&inputs);
+    /// a share of its bound; notes what it wrote. `work` is how many operations it takes.
+    fn compare(
+        &mut self,
+        node: &Node,
+        inputs: &[HostTensor],
+        work: u64,
+    ) -> Result<(Vec<(String, Problem)>, f64)> {
+        let graph = self.graph;
         let updated = node.op.updates().into_iter().map(|i| node.inputs[i]);
         let ids: Vec<ValueId> = node.outputs.iter().copied().chain(updated).collect();
-        let bounds = node_bounds(node, &inputs, &results);
+        let expected = self.expected(node, inputs, work, ids.len());
         let (mut found, mut worst) = (Vec::new(), 0.0f64);
-        for ((id, expected), bounds) in ids.iter().zip(&results).zip(bounds) {
+        for (id, expected) in ids.iter().zip(expected) {
             // An output that nothing reads need not be written.
             if !self.plan.places.contains_key(id) {
                 continue;
             }
             let got = self.get(*id)?;
+            let name = &graph.value(*id).name;
             // What is left of the poison that lay there before the node. In scratch memory it may stay, if nobody reads it.
             let unwritten = |w: &[u8]| w == POISON.to_le_bytes();
             if let Some(first) = got.bytes().chunks_exact(4).position(unwritten) {
                 let count = got.bytes().chunks_exact(4).filter(|w| unwritten(w)).count();
-                found.push((
-                    self.graph.value(*id).name.clone(),
-                    Problem::Unwritten(count, got.bytes().len() / 4, first),
-                ));
+                found.push((name.clone(), Problem::Unwritten(count, got.bytes().len() / 4, first)));
             }
-            worst = worst.max(worst_share(expected, &got.to_f64().data, &bounds));
-            if let Some(mismatch) = compare(expected, &got, &bounds) {
-                found.push((self.graph.value(*id).name.clone(), Problem::Wrong(mismatch)));
+            let value = got.to_f64();
+            // What later nodes must read; a state may change again.
+            if node.outputs.contains(id) {
+                self.known.insert(*id, got);
             }
+            let mut places: HashSet<usize> = HashSet::new();
+            for part in &expected {
+                let got = match &part.places {
+                    Some(places) => Cow::Owned(places.iter().map(|&i| value.data[i]).collect()),
+                    None => Cow::Borrowed(&value.data),
+                };
+                worst = worst.max(worst_share(&part.values, &got, &part.bounds));
+                if let Some(mut mismatch) = compare_f64(&part.values, &got, &part.bounds) {
+                    // Where it is in the whole.
+                    if let Some(places) = &part.places {
+                        for w in &mut mismatch.worst {
+                            w.index = index_of(&value.shape, places[w.index[0]]);
+                        }
+                    }
+                    found.push((name.clone(), Problem::Wrong(mismatch)));
+                }
+                places.extend(part.places.iter().flatten());
+            }
+            let whole = expected.iter().any(|part| part.places.is_none());
+            self.compared += if whole { value.data.len() } else { places.len() } as u64;
+            self.elements += value.data.len() as u64;
         }
         Ok((found, worst))
+    }
+
+    /// What each of the `count` results of a node must be, as a whole or in parts.
+    fn expected(
+        &mut self,
+        node: &Node,
+        inputs: &[HostTensor],
+        work: u64,
+        count: usize,
+    ) -> Vec<Vec<Expected>> {
+        let inputs: Vec<Tensor64> = inputs.iter().map(HostTensor::to_f64).collect();
+        let inputs: Vec<&Tensor64> = inputs.iter().collect();
+        let sample = self.sample.as_mut().filter(|_| work > WHOLE);
+        let excerpts = sample.map_or(Vec::new(), |rng| node.op.excerpts(&inputs, rng));
+        let mut all: Vec<Vec<Expected>> = (0..count).map(|_| Vec::new()).collect();
+        // For each result of the op, which result of the node's it is, and where in it.
+        type Places = Vec<Option<(usize, Option<Vec<usize>>)>>;
+        let mut compute = |op: &dyn Op, inputs: &[&Tensor64], places: Places| {
+            let results = op.reference(inputs);
+            let bounds = bounds(op, inputs, &results);
+            for ((mut values, bounds), place) in results.into_iter().zip(bounds).zip(places) {
+                if let Some((result, places)) = place {
+                    if places.is_some() {
+                        values.shape = values.data.len().into();
+                    }
+                    all[result].push(Expected { places, values, bounds });
+                }
+            }
+        };
+        if excerpts.is_empty() {
+            compute(&*node.op, &inputs, (0..count).map(|i| Some((i, None))).collect());
+        }
+        for e in excerpts {
+            let places = e.places.into_iter().map(|p| p.map(|(i, places)| (i, Some(places))));
+            compute(&*e.op, &e.inputs.iter().collect::<Vec<_>>(), places.collect());
+        }
+        all
     }
 }
 

@@ -33,8 +33,8 @@
 //!
 //! A factor that only makes room is nowhere among them.
 
-use crate::graph::Node;
-use crate::{HostTensor, Tensor64};
+use crate::graph::Op;
+use crate::{HostTensor, Shape, Tensor64};
 use std::fmt;
 
 /// A bound for sums of `terms` terms whose magnitudes add up to `magnitude` in kernels of which nothing else is known: 4 for
@@ -44,11 +44,11 @@ pub fn reduction_bound(terms: usize, magnitude: f64) -> f64 {
     f32::EPSILON as f64 * (16.0 + 4.0 * (terms as f64).sqrt()) * magnitude + 1e-37
 }
 
-/// The bounds of a node's results (outputs, then updated inputs), element by element, from its inputs and results in
-/// f64: the table at the head of this module.
-pub fn node_bounds(node: &Node, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Vec<f64>> {
+/// The bounds of an op's results (outputs, then updated inputs), element by element, from its inputs and results in f64: the
+/// table at the head of this module.
+pub fn bounds(op: &dyn Op, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Vec<f64>> {
     let bounds = |errors: Tensor64| errors.data.iter().map(|e| f32::EPSILON as f64 * e).collect();
-    node.op.rounding(inputs, results).into_iter().map(bounds).collect()
+    op.rounding(inputs, results).into_iter().map(bounds).collect()
 }
 
 /// The largest error as a share of its bound, over the elements that have a bound. An error that is no more than taking
@@ -102,6 +102,16 @@ impl fmt::Display for Mismatch {
     }
 }
 
+/// Where an element is by dimension, from its flat index.
+pub(super) fn index_of(shape: &Shape, mut i: usize) -> Vec<usize> {
+    let mut index: Vec<usize> = Vec::new();
+    for &d in shape.dims().iter().rev() {
+        index.insert(0, i % d);
+        i /= d;
+    }
+    index
+}
+
 /// Compares `got` with the reference; `bounds` has an entry for each element. NaN is wrong wherever the reference is a
 /// number, and right only where that is none; an infinity is right only where the reference is the same one. A bound that
 /// is no finite number allows nothing.
@@ -125,16 +135,8 @@ pub(crate) fn compare_f64(expected: &Tensor64, got: &[f64], bounds: &[f64]) -> O
         if error.is_nan() { f64::INFINITY } else { error }
     };
     wrong.sort_by(|a, b| badness(b).total_cmp(&badness(a)));
-    let index = |mut i: usize| {
-        let mut index: Vec<usize> = Vec::new();
-        for &d in expected.shape.dims().iter().rev() {
-            index.insert(0, i % d);
-            i /= d;
-        }
-        index
-    };
     let element = |&i: &usize| WrongElement {
-        index: index(i),
+        index: index_of(&expected.shape, i),
         got: got[i],
         expected: expected.data[i],
         bound: bounds[i],

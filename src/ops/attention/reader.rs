@@ -10,9 +10,11 @@ use std::f64::consts::{LN_2, LOG2_E};
 pub(super) struct Reader<'a> {
     spec: &'a Spec,
     pub n: Sizes,
-    inputs: &'a [&'a Tensor64],
+    pub inputs: &'a [&'a Tensor64],
     pub at: Optional,
     key: RandomKey,
+    /// Dropout's factors `[B, H, T, S]`: what an excerpt has in the place of the seed.
+    factors: Option<&'a Tensor64>,
 }
 
 impl<'a> Reader<'a> {
@@ -21,9 +23,12 @@ impl<'a> Reader<'a> {
         let types: Vec<TensorType> = inputs.iter().map(|t| TensorType::f32(t.shape.clone())).collect();
         let n = spec.sizes(&types.iter().collect::<Vec<_>>());
         let at = spec.optional(start);
-        let seed = at.seed.map_or([0, 0], |i| [inputs[i].u32(0), inputs[i].u32(1)]);
+        let (factors, seed) = match at.seed.map(|i| inputs[i]) {
+            Some(seed) if seed.shape.dims() == [2] => (None, [seed.u32(0), seed.u32(1)]),
+            factors => (factors, [0, 0]),
+        };
         let key = RandomKey::new(seed, spec.settings.dropout.map_or(0, |d| d.site));
-        Reader { spec, n, inputs, at, key }
+        Reader { spec, n, inputs, at, key, factors }
     }
 
     /// The tensor, and the flat index in it, of an element of q, k or v (part 0, 1, 2).
@@ -39,22 +44,31 @@ impl<'a> Reader<'a> {
         self.inputs[tensor].data[i]
     }
 
-    /// The score of a key in base e, or `None` where the query may not attend to it.
-    pub fn score(&self, b: usize, h: usize, t: usize, s: usize) -> Option<f64> {
+    /// Whether length, causality and mask let a query attend to a key.
+    pub fn visible(&self, b: usize, t: usize, s: usize) -> bool {
         let n = &self.n;
         let length = self.at.lengths.map_or(n.s, |i| self.inputs[i].data[b] as usize);
         if s >= length || (self.spec.settings.causal && s > t) {
+            return false;
+        }
+        let Some(mask) = self.at.mask.map(|i| self.inputs[i]) else { return true };
+        let batch = if mask.shape.rank() == 3 { b * n.t * n.s } else { 0 };
+        mask.data[batch + t * n.s + s] != 0.0
+    }
+
+    /// What is added to a score.
+    pub fn bias(&self, h: usize, t: usize, s: usize) -> f64 {
+        self.at.bias.map_or(0.0, |i| self.inputs[i].data[(h * self.n.t + t) * self.n.s + s])
+    }
+
+    /// The score of a key in base e, or `None` where the query may not attend to it.
+    pub fn score(&self, b: usize, h: usize, t: usize, s: usize) -> Option<f64> {
+        let n = &self.n;
+        if !self.visible(b, t, s) {
             return None;
         }
-        if let Some(i) = self.at.mask {
-            let mask = self.inputs[i];
-            let batch = if mask.shape.rank() == 3 { b * n.t * n.s } else { 0 };
-            if mask.data[batch + t * n.s + s] == 0.0 {
-                return None;
-            }
-        }
         let product: f64 = (0..n.head).map(|d| self.get(0, b, t, h, d) * self.get(1, b, s, h, d)).sum();
-        let bias = self.at.bias.map_or(0.0, |i| self.inputs[i].data[(h * n.t + t) * n.s + s]);
+        let bias = self.bias(h, t, s);
         (bias > MASKED).then_some(product * self.spec.scale(n) + bias)
     }
 
@@ -81,7 +95,7 @@ impl<'a> Reader<'a> {
         let pairs = (0..n.head).map(|d| (self.get(0, b, t, h, d), self.get(1, b, s, h, d)));
         let products: f64 = pairs.clone().map(|(q, k)| size(q) * size(k)).sum();
         let total = pairs.map(|(q, k)| q * k).sum();
-        let bias = self.at.bias.map_or(0.0, |i| self.inputs[i].data[(h * n.t + t) * n.s + s]);
+        let bias = self.bias(h, t, s);
         LOG2_E
             * (self.spec.scale(n).abs() * (sum(n.head, products, total) + 2.0 * products) + 3.0 * bias.abs())
     }
@@ -110,7 +124,10 @@ impl<'a> Reader<'a> {
     pub fn kept(&self, b: usize, h: usize, t: usize, s: usize) -> f64 {
         let n = &self.n;
         let index = ((b * n.heads + h) * n.t + t) * n.s + s;
-        self.spec.settings.dropout.map_or(1.0, |d| d.factor(self.key, index as u32))
+        match (self.factors, self.spec.settings.dropout) {
+            (Some(factors), _) => factors.data[index],
+            (None, dropout) => dropout.map_or(1.0, |d| d.factor(self.key, index as u32)),
+        }
     }
 
     pub fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
