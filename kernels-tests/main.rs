@@ -1,7 +1,7 @@
 //! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--cases N] [--list]`, and
 //! with `--mutations` wrong kernels that they must notice (see mutations.rs).
 //!
-//! 1. mathematics: the gradient of each f64 reference against finite differences; no device.
+//! 1. mathematics: the gradient of each f64 reference against finite differences, excerpts against the whole; no device.
 //! 2. kernels: every variant that the adapter can run, against the references; on listed cases and, in the group
 //!    `properties`, on inputs drawn at random, `--cases` of each op.
 //! 3. contract: what each shader and its host side agree on; no device.
@@ -60,18 +60,21 @@ pub struct Test {
 
 const LAYERS: [&str; 4] = ["mathematics", "kernels", "contract", "model"];
 
-/// The tests of a case: its mathematics, where it has gradients, and its kernels.
+/// A case's gradients, where it has any, against finite differences, and its excerpts: the number of checks.
+fn on_host(case: &Case, seed: u64) -> Result<usize, Vec<String>> {
+    let gradients = if case.has_gradient() { case.mathematics(seed)? } else { 0 };
+    Ok(gradients + case.excerpts(seed)?)
+}
+
+/// The tests of a case: its mathematics and its kernels.
 fn of_case(op: &str, case: Case) -> Vec<Test> {
     let case = std::sync::Arc::new(case);
     let test = |layer, run| Test { layer, group: op.to_string(), name: case.name.clone(), run };
     let again = case.clone();
-    let mut tests = vec![test(2, Run::OnDevice(Box::new(move |on| kernels(&again, on))))];
-    if case.has_gradient() {
-        let again = case.clone();
-        let host = move |seed| again.mathematics(seed).map(Passed::checks);
-        tests.insert(0, test(1, Run::OnHost(Box::new(host))));
-    }
-    tests
+    let kernels = test(2, Run::OnDevice(Box::new(move |on| kernels(&again, on))));
+    let again = case.clone();
+    let host = move |seed| on_host(&again, seed).map(Passed::checks);
+    vec![test(1, Run::OnHost(Box::new(host))), kernels]
 }
 
 fn kernels(case: &Case, on: &Runner) -> Outcome {
