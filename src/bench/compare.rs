@@ -74,6 +74,9 @@ impl Side {
 /// A row that both files have.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
+    /// The adapters that ran it.
+    #[serde(skip)]
+    pub pair: Pair,
     /// The adapter's name in the first file.
     pub adapter: String,
     /// [`Row::key`].
@@ -129,7 +132,10 @@ impl Comparison {
             let other = b_of.get(&row.adapter).and_then(|&adapter| rows_b.get(&(adapter, row.key())));
             let (adapter, key) = name(a, row);
             match other {
-                Some(other) => comparison.rows.push(compare(adapter, key, row, other)?),
+                Some(other) => {
+                    let pair = Pair { a: row.adapter, b: other.adapter };
+                    comparison.rows.push(compare(pair, adapter, key, row, other)?);
+                }
                 None => comparison.only_a.push((adapter, key)),
             }
         }
@@ -203,8 +209,9 @@ fn pair_adapters(a: &Results, b: &Results) -> Result<(Vec<Pair>, bool)> {
     Ok((pairs, false))
 }
 
-fn compare(adapter: String, key: String, a: &Row, b: &Row) -> Result<Compared> {
+fn compare(pair: Pair, adapter: String, key: String, a: &Row, b: &Row) -> Result<Compared> {
     let mut row = Compared {
+        pair,
         adapter,
         row: key,
         verdict: Verdict::Skipped,
@@ -259,5 +266,232 @@ fn verdict(a: &Side, b: &Side) -> Verdict {
         Verdict::Faster
     } else {
         Verdict::Ambiguous
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::stats::{mad, median};
+    use crate::bench::{Ceilings, Clock, Environment, Pass, SCHEMA};
+    use crate::rng::Rng;
+
+    fn sampled(rounds: Vec<Vec<f64>>) -> Sampled {
+        let all = rounds.concat();
+        Sampled {
+            clock: Clock::Host,
+            median_ns: median(&all).unwrap(),
+            min_ns: all.iter().copied().fold(f64::INFINITY, f64::min),
+            mad_ns: mad(&all).unwrap(),
+            interval_ns: estimate(&rounds).unwrap().interval,
+            compile_ns: 0.0,
+            rounds,
+            repetitions: 1,
+            inputs_in_turn: 1,
+        }
+    }
+
+    fn adapter(name: &str, backend: &str) -> Adapter {
+        Adapter {
+            name: name.into(),
+            class: "cpu".into(),
+            backend: backend.into(),
+            driver: String::new(),
+            driver_version: String::new(),
+            subgroup_sizes: [4, 8],
+            features: vec![],
+            limits: Default::default(),
+            ceilings: Ceilings::default(),
+        }
+    }
+
+    fn row(adapter: usize, name: &str, ns: f64) -> Row {
+        Row {
+            adapter,
+            family: "matmul".into(),
+            name: name.into(),
+            shape: [("M".to_string(), 64)].into(),
+            dtype: "f32".into(),
+            pass: Pass::Forward,
+            status: Status::Ok,
+            reason: None,
+            kernels: vec![],
+            verified: None,
+            flops: 1000,
+            bytes: 100,
+            tokens: None,
+            time: Some(sampled(vec![vec![ns, 1.01 * ns]; 10])),
+        }
+    }
+
+    fn results(adapters: &[(&str, &str)], rows: Vec<Row>) -> Results {
+        Results {
+            schema: SCHEMA.into(),
+            environment: Environment {
+                started: String::new(),
+                version: String::new(),
+                commit: None,
+                system: String::new(),
+                threads: 2,
+                arguments: vec![],
+                seed: 1,
+            },
+            adapters: adapters.iter().map(|(name, backend)| adapter(name, backend)).collect(),
+            rows,
+        }
+    }
+
+    fn failed(row: Row, status: Status) -> Row {
+        Row { status, time: None, reason: Some("the reason".into()), ..row }
+    }
+
+    /// What disturbs a run.
+    #[derive(Clone, Copy, Debug)]
+    enum Noise {
+        /// Nothing but the clock.
+        Calm,
+        /// The clock rate goes up and down once in a run.
+        Drifting,
+        /// Other programs take the processor: a share of all rounds, and a fifth of the samples of others.
+        Bursty(f64),
+    }
+
+    /// A run of ten rounds of five samples: 1 % of noise, and the given.
+    fn run(noise: Noise, ns: f64, rng: &mut Rng) -> Sampled {
+        let phase = rng.uniform_f64();
+        let rounds = (0..10).map(|round| {
+            let busy = match noise {
+                Noise::Calm => 1.0,
+                Noise::Drifting => {
+                    1.0 + 0.05 * ((phase + f64::from(round) / 10.0) * std::f64::consts::TAU).sin()
+                }
+                Noise::Bursty(share) if rng.uniform_f64() < share => 1.2 + rng.uniform_f64(),
+                Noise::Bursty(_) => 1.0,
+            };
+            let sample = |_| {
+                let burst = match noise {
+                    Noise::Bursty(_) if rng.uniform_f64() < 0.2 => 1.2 + 2.0 * rng.uniform_f64(),
+                    _ => 1.0,
+                };
+                ns * busy * burst * (1.0 + 0.01 * rng.normal())
+            };
+            (0..5).map(sample).collect()
+        });
+        sampled(rounds.collect())
+    }
+
+    #[test]
+    fn noise_is_not_taken_for_a_change_and_does_not_hide_one() {
+        const RUNS: usize = 1000;
+        // The most wrong verdicts on runs of the same build, and the least right ones on 15 % more and less, of 1000.
+        let cases = [
+            (Noise::Calm, 0, 1000),
+            (Noise::Drifting, 0, 1000),
+            (Noise::Bursty(0.3), 10, 950),
+            // Half of all rounds and many more samples: few differences can be told from noise, none is made up.
+            (Noise::Bursty(0.5), 30, 700),
+        ];
+        for (i, (noise, wrong, right)) in cases.into_iter().enumerate() {
+            let mut rng = Rng::new(i as u64);
+            let mut verdicts = |factor: f64, verdict: &[Verdict]| {
+                let verdicts = (0..RUNS).map(|_| {
+                    let [a, b] = [1e6, factor * 1e6].map(|ns| Side::of(&run(noise, ns, &mut rng)));
+                    super::verdict(&a, &b)
+                });
+                verdicts.filter(|v| verdict.contains(v)).count()
+            };
+            let made_up = verdicts(1.0, &[Verdict::Faster, Verdict::Slower]);
+            let slower = verdicts(1.15, &[Verdict::Slower]);
+            let faster = verdicts(1.0 / 1.15, &[Verdict::Faster]);
+            let opposite = verdicts(1.15, &[Verdict::Faster]);
+            assert!(
+                made_up <= wrong && slower >= right && faster >= right && opposite <= wrong,
+                "{noise:?}: of {RUNS}, {made_up} made up, {slower} slower and {faster} faster found, {opposite} opposite"
+            );
+        }
+    }
+
+    #[test]
+    fn verdicts_follow_from_intervals_and_times() {
+        let side = |ns: f64, low: f64, high: f64| Side { ns, interval_ns: [low, high] };
+        let a = side(100.0, 98.0, 104.0);
+        let cases = [
+            (side(102.0, 101.0, 103.0), Verdict::Same),
+            // Apart, but by less than counts.
+            (side(102.9, 104.5, 105.0), Verdict::Same),
+            (side(110.0, 105.0, 112.0), Verdict::Slower),
+            (side(110.0, 103.0, 112.0), Verdict::Ambiguous),
+            (side(90.0, 89.0, 97.0), Verdict::Faster),
+            (side(90.0, 89.0, 99.0), Verdict::Ambiguous),
+            // An interval that contradicts its time decides nothing.
+            (side(90.0, 105.0, 106.0), Verdict::Ambiguous),
+        ];
+        for (b, expected) in cases {
+            assert_eq!(verdict(&a, &b), expected, "{b:?}");
+        }
+    }
+
+    #[test]
+    fn rows_meet_by_adapter_and_key() {
+        let (one, two) = (("one", "vulkan"), ("two", "vulkan"));
+        let a = results(&[one, two], vec![row(0, "x", 100.0), row(1, "x", 100.0), row(1, "y", 100.0)]);
+        let b = results(&[two, one], vec![row(0, "x", 200.0), row(1, "x", 50.0), row(1, "z", 100.0)]);
+        let found = Comparison::new(&a, &b).unwrap();
+        let rows: Vec<_> = found.rows.iter().map(|r| (r.adapter.as_str(), r.verdict, r.ratio)).collect();
+        assert_eq!(rows, [("one", Verdict::Faster, Some(0.5)), ("two", Verdict::Slower, Some(2.0))]);
+        assert_eq!(found.only_a, [("two".to_string(), "y M 64 f32 forward".to_string())]);
+        assert_eq!(found.only_b, [("one".to_string(), "z M 64 f32 forward".to_string())]);
+        assert_eq!((found.across, found.count(Verdict::Slower)), (false, 1));
+        assert!((found.mean_ratio().unwrap() - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn adapters_meet_by_name_and_interface() {
+        let rows = || vec![row(0, "x", 100.0)];
+        let (vulkan, gl) = (("one", "vulkan"), ("one", "gl"));
+        let across = Comparison::new(&results(&[vulkan], rows()), &results(&[gl], rows())).unwrap();
+        assert!(across.across && across.count(Verdict::Same) == 1);
+        let error = Comparison::new(&results(&[vulkan], rows()), &results(&[gl, gl], rows())).unwrap_err();
+        assert!(error.to_string().contains("no adapter in common"), "{error}");
+        // Two of one kind: each with its like, in order.
+        let twins = results(&[vulkan, vulkan], vec![row(0, "x", 100.0), row(1, "x", 300.0)]);
+        assert_eq!(Comparison::new(&twins, &twins).unwrap().count(Verdict::Same), 2);
+    }
+
+    #[test]
+    fn what_has_no_time_is_said_and_what_is_other_work_refused() {
+        let of = |row: Row| results(&[("one", "vulkan")], vec![row]);
+        let good = of(row(0, "x", 100.0));
+        let wrong = of(failed(row(0, "x", 100.0), Status::Wrong));
+        let skipped = of(failed(row(0, "x", 100.0), Status::Skipped));
+        for (a, b, verdict, reason) in [
+            (&good, &wrong, Verdict::Wrong, "in the second file: the reason"),
+            (&wrong, &good, Verdict::Wrong, "in the first file: the reason"),
+            (&skipped, &wrong, Verdict::Wrong, "in the second file: the reason"),
+            (&wrong, &skipped, Verdict::Wrong, "in the first file: the reason"),
+            (&good, &skipped, Verdict::Skipped, "in the second file: the reason"),
+        ] {
+            let found = Comparison::new(a, b).unwrap();
+            let row = &found.rows[0];
+            assert_eq!((row.verdict, row.reason.as_deref(), row.ratio), (verdict, Some(reason), None));
+            assert_eq!(found.mean_ratio(), None);
+        }
+        let other_clock = {
+            let mut row = row(0, "x", 200.0);
+            row.time.as_mut().unwrap().clock = Clock::Device;
+            of(row)
+        };
+        assert_eq!(Comparison::new(&good, &other_clock).unwrap().count(Verdict::Ambiguous), 1);
+        let cases = [
+            (of(Row { flops: 1001, ..row(0, "x", 100.0) }), "not the same work"),
+            (of(Row { bytes: 101, ..row(0, "x", 100.0) }), "not the same work"),
+            (of(row(0, "y", 100.0)), "no row in common"),
+            (of(Row { dtype: "f16".into(), ..row(0, "x", 100.0) }), "no row in common"),
+            (results(&[("one", "vulkan")], vec![row(0, "x", 1.0); 2]), "is twice"),
+        ];
+        for (other, problem) in cases {
+            let error = Comparison::new(&good, &other).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+        }
     }
 }

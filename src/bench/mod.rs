@@ -1,5 +1,8 @@
 //! The benchmark (feature `bench`): what is timed, how, and the file that holds what was found.
 
+use crate::Result;
+use std::path::Path;
+
 mod compare;
 mod result;
 pub mod stats;
@@ -9,3 +12,11 @@ pub use result::{
     Adapter, Ceilings, Clock, Environment, KernelUse, MAX_FILE_BYTES, Pass, Results, Row, SCHEMA, Sampled,
     Status, Verified,
 };
+
+/// Writes what was made of results, such as a report: a reader finds the whole old file or the whole new one.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    crate::fs::write_atomically(path, bytes)
+}

@@ -270,7 +270,13 @@ impl Results {
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
         let valid = |t: &Sampled| {
-            positive(t.median_ns) && positive(t.min_ns) && t.interval_ns.into_iter().all(positive)
+            let [low, high] = t.interval_ns;
+            positive(t.median_ns)
+                && positive(t.min_ns)
+                && positive(low)
+                && positive(high)
+                && low <= high
+                && t.rounds.iter().flatten().copied().all(positive)
         };
         if let Some(row) = results.rows.iter().find(|r| r.time.as_ref().is_some_and(|t| !valid(t))) {
             return Err(format!("row {:?}: its times are no times", row.key()));
