@@ -74,20 +74,35 @@ pub fn time(duration: Duration) -> String {
 
 /// Nanoseconds in the unit that fits, with three digits: `12.3 us`.
 pub fn nanoseconds(ns: f64) -> String {
-    let units = ["ns", "us", "ms", "s"];
-    let mut value = ns;
-    let mut unit = 0;
+    let (unit, scale) = time_unit(ns);
+    format!("{} {unit}", three_digits(ns / scale))
+}
+
+/// A time and the interval that holds it, in the unit that fits the time: `12.3 [12.1, 12.6] us`.
+pub fn interval(ns: f64, [low, high]: [f64; 2]) -> String {
+    let (unit, scale) = time_unit(ns);
+    let [time, low, high] = [ns, low, high].map(|ns| three_digits(ns / scale));
+    format!("{time} [{low}, {high}] {unit}")
+}
+
+/// The unit that fits a time, and its nanoseconds.
+fn time_unit(ns: f64) -> (&'static str, f64) {
     // 999.5 would be written as 1000.
-    while value >= 999.5 && unit + 1 < units.len() {
-        value /= 1000.0;
-        unit += 1;
+    match ns {
+        ..999.5 => ("ns", 1.0),
+        ..999.5e3 => ("us", 1e3),
+        ..999.5e6 => ("ms", 1e6),
+        _ => ("s", 1e9),
     }
+}
+
+fn three_digits(value: f64) -> String {
     let digits = match value {
         ..9.995 => 2,
         ..99.95 => 1,
         _ => 0,
     };
-    format!("{value:.digits$} {}", units[unit])
+    format!("{value:.digits$}")
 }
 
 /// Text from a file as it may go to a terminal: on one line, without what would steer it.
@@ -142,6 +157,7 @@ mod tests {
         for (ns, want) in [(1.0, "1.00 ns"), (999.4, "999 ns"), (999.6, "1.00 us"), (12_345.0, "12.3 us")] {
             assert_eq!(nanoseconds(ns), want);
         }
+        assert_eq!(interval(12_345.0, [999.0, 100_300.0]), "12.3 [1.00, 100] us");
         assert_eq!((nanoseconds(9.996), nanoseconds(5e12)), ("10.0 ns".to_string(), "5000 s".to_string()));
         assert_eq!((si(999), si(1_230_000_000)), ("999".to_string(), "1.2 G".to_string()));
     }

@@ -1,7 +1,7 @@
 //! `wgformer bench compare`.
 
 use super::Format;
-use crate::cli::output::{count, nanoseconds, one_line, print, table};
+use crate::cli::output::{count, interval, one_line, print, table};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -16,7 +16,7 @@ Examples:
 
 A row is SLOWER or FASTER when the intervals of its times are apart and the times differ by 3 % or more, SAME when
 they differ by less, and AMBIGUOUS when they differ but the machine may have caused it: run both again, longer, or on
-a quieter machine. The times are those of an undisturbed repetition: the lower quartile of the rounds' fastest
+a quieter machine. The times are those of an undisturbed repetition: the lower decile of the rounds' fastest
 samples. Exit status 1 when a row is WRONG in one of the files.";
 
 /// Options of `wgformer bench compare`.
@@ -61,7 +61,7 @@ impl Compare {
             .map(|(number, verdict)| format!("{} {verdict}", count(number, "row")))
             .collect();
         if !failed.is_empty() {
-            bail!("{} in {} compared with {}", failed.join(" and "), self.b.display(), self.a.display());
+            bail!("{} and {}: {}", self.a.display(), self.b.display(), failed.join(" and "));
         }
         Ok(())
     }
@@ -143,30 +143,20 @@ fn as_table(files: &[(&Path, Results); 2], comparison: &Comparison) -> String {
     }
     lines.push(String::new());
 
-    let several = comparison.pairs.len() > 1;
-    let cells = |row: &Compared| {
-        let mut cells = vec![
-            row.row.clone(),
-            time(row.a.as_ref()),
-            time(row.b.as_ref()),
-            row.ratio.map_or("-".to_string(), |ratio| format!("{ratio:.3}")),
-            row.verdict.name().to_string(),
-        ];
-        if several {
-            cells.insert(0, row.adapter.clone());
+    for pair in &comparison.pairs {
+        let Some(adapter) = files[0].1.adapters.get(pair.a) else { continue };
+        let rows: Vec<Vec<String>> =
+            comparison.rows.iter().filter(|row| row.pair == *pair).map(cells).collect();
+        if !rows.is_empty() {
+            lines.extend([format!("## {} ({})", adapter.name, adapter.backend), String::new()]);
+            lines.extend(table(
+                &["row", "A [interval]", "B [interval]", "B/A", "verdict"],
+                &[false, true, true, true, false],
+                &rows,
+            ));
+            lines.push(String::new());
         }
-        cells
-    };
-    let mut head = vec!["row", "A [interval]", "B [interval]", "B/A", "verdict"];
-    // Which columns hold numbers.
-    let mut right = vec![false, true, true, true, false];
-    if several {
-        head.insert(0, "adapter");
-        right.insert(0, false);
     }
-    let rows: Vec<Vec<String>> = comparison.rows.iter().map(cells).collect();
-    lines.extend(table(&head, &right, &rows));
-    lines.push(String::new());
 
     let reasons: Vec<&Compared> = comparison.rows.iter().filter(|row| row.reason.is_some()).collect();
     for row in &reasons {
@@ -195,9 +185,14 @@ fn summary(comparison: &Comparison) -> String {
     format!("{}: {}{mean}", count(comparison.rows.len(), "row"), counts.join(", "))
 }
 
-fn time(side: Option<&Side>) -> String {
-    side.map_or("-".to_string(), |side| {
-        let [low, high] = side.interval_ns.map(nanoseconds);
-        format!("{} [{low}, {high}]", nanoseconds(side.ns))
-    })
+fn cells(row: &Compared) -> Vec<String> {
+    let none = || "-".to_string();
+    let time = |side: Option<Side>| side.map_or_else(none, |side| interval(side.ns, side.interval_ns));
+    vec![
+        row.row.clone(),
+        time(row.a),
+        time(row.b),
+        row.ratio.map_or_else(none, |ratio| format!("{ratio:.3}")),
+        row.verdict.name().to_string(),
+    ]
 }

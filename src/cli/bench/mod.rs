@@ -1,6 +1,7 @@
 //! `wgformer bench`: how fast are the kernels, and are they as fast as they were?
 
 mod compare;
+mod report;
 
 use super::Global;
 use anyhow::Result;
@@ -9,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 const EXAMPLES: &str = "\
 Examples:
   wgformer bench compare before.json after.json --fail-on slower
+  wgformer bench report results.json --html report.html
 
 Every verb has more: wgformer bench compare --help";
 
@@ -24,6 +26,8 @@ pub struct Bench {
 enum Verb {
     /// Say of each row of two result files whether it became faster or slower
     Compare(compare::Compare),
+    /// Write one HTML file with charts and tables of result files
+    Report(report::Report),
 }
 
 /// What is written to standard output.
@@ -40,6 +44,7 @@ impl Bench {
     pub fn run(&self, _global: &Global) -> Result<()> {
         match &self.verb {
             Verb::Compare(compare) => compare.run(),
+            Verb::Report(report) => report.run(),
         }
     }
 }
