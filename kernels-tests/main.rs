@@ -1,11 +1,14 @@
-//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--cases N] [--list]`, and
-//! with `--mutations` wrong kernels that they must notice (see mutations.rs).
+//! The shader tests: `cargo test --release --test kernels -- [FILTER..] [--layer N] [--seed N] [--cases N] [--list]
+//! [--brief]`, and with `--mutations` wrong kernels that they must notice (see mutations.rs).
 //!
 //! 1. mathematics: the gradient of each f64 reference against finite differences, excerpts against the whole; no device.
 //! 2. kernels: every variant that the adapter can run, against the references; on listed cases and, in the group
 //!    `properties`, on inputs drawn at random, `--cases` of each op.
 //! 3. contract: what each shader and its host side agree on; no device.
 //! 4. model: whole models against other software's numbers.
+//!
+//! `--brief` is for a second adapter whose compiler is slow: no runtime checks, and kernels that are chosen for other devices
+//! run in half of the cases and as they are.
 //!
 //! No adapter is a failure, unless `WGFORMER_TEST_ADAPTER=none` says that there is none; any other value is the adapter to
 //! take: its number, or a part of its name.
@@ -91,14 +94,16 @@ fn tests(draws: Option<u32>) -> Vec<Test> {
         cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
     all.extend(properties::tests(draws));
     all.extend(contract::tests());
-    all.extend(golden::tests());
     all.extend(model::tests());
+    all.extend(golden::tests());
     all
 }
 
 struct Options {
     filter: Vec<String>,
-    layer: Option<usize>,
+    /// All, if empty.
+    layers: Vec<usize>,
+    brief: bool,
     seed: u64,
     /// How many inputs each property draws, if not as many as it does by itself.
     draws: Option<u32>,
@@ -106,9 +111,22 @@ struct Options {
     mutations: bool,
 }
 
+impl Options {
+    fn runs(&self, layer: usize) -> bool {
+        self.layers.is_empty() || self.layers.contains(&layer)
+    }
+}
+
 fn options() -> Result<Options, String> {
-    let mut options =
-        Options { filter: Vec::new(), layer: None, seed: 1, draws: None, list: false, mutations: false };
+    let mut options = Options {
+        filter: Vec::new(),
+        layers: Vec::new(),
+        brief: false,
+        seed: 1,
+        draws: None,
+        list: false,
+        mutations: false,
+    };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number = |what: &str| {
@@ -121,10 +139,11 @@ fn options() -> Result<Options, String> {
                 if !(1..=LAYERS.len()).contains(&n) {
                     return Err(format!("--layer {n}: there are the layers 1 to {}", LAYERS.len()));
                 }
-                options.layer = Some(n);
+                options.layers.push(n);
             }
             "--cases" => options.draws = Some(number("--cases")?.min(u32::MAX as u64) as u32),
             "--seed" => options.seed = number("--seed")?,
+            "--brief" => options.brief = true,
             "--list" => options.list = true,
             "--mutations" => options.mutations = true,
             // Cargo and its relatives pass options for their own harness.
@@ -166,7 +185,7 @@ fn run(options: Options) -> Result<(), String> {
     let all = tests(options.draws);
     let wanted = |t: &&Test| {
         let text = format!("{} {}", t.group, t.name);
-        options.layer.is_none_or(|l| l == t.layer) && options.filter.iter().all(|f| text.contains(f.as_str()))
+        options.runs(t.layer) && options.filter.iter().all(|f| text.contains(f.as_str()))
     };
     let chosen: Vec<&Test> = all.iter().filter(wanted).collect();
     if chosen.is_empty() {
@@ -176,7 +195,7 @@ fn run(options: Options) -> Result<(), String> {
         chosen.iter().for_each(|t| println!("{} {} {}", t.layer, t.group, t.name));
         return Ok(());
     }
-    let runners = runners(options.seed)?;
+    let runners = runners(&options)?;
     let runner = runners.first();
     let adapter = match runner {
         Some(runner) => runner.gpu.description(),
@@ -188,6 +207,7 @@ fn run(options: Options) -> Result<(), String> {
     println!();
     let (passed, failed) = table(&chosen, &results);
     shares(&results);
+    slowest(&chosen, &results);
     if runner.is_none() {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();
         println!("left out for want of an adapter: {left} tests of the layers 2 and 4");
@@ -205,7 +225,7 @@ fn run(options: Options) -> Result<(), String> {
 
 /// Says which kernels did not run and why.
 fn not_run(gpu: &Gpu, options: &Options) -> Result<(), String> {
-    if options.layer.is_none_or(|l| l == 2) && options.filter.is_empty() {
+    if options.runs(2) && options.filter.is_empty() {
         let cases: Vec<Case> = cases::all().into_iter().flat_map(|(_, cases)| cases).collect();
         let missing = not_runnable(&cases, gpu).map_err(|e| e.to_string())?;
         println!("kernels not runnable on this adapter: {}", missing.len());
@@ -219,15 +239,20 @@ type Results = Vec<(Option<Outcome>, Duration)>;
 
 /// One for each core on a software adapter, whose devices compile one kernel at a time; one on a GPU; none without any
 /// adapter.
-fn runners(seed: u64) -> Result<Vec<Runner>, String> {
+fn runners(options: &Options) -> Result<Vec<Runner>, String> {
+    let runner = |gpu| {
+        let mut runner = Runner::new(gpu, options.seed);
+        runner.brief = options.brief;
+        runner
+    };
     let Some(first) = device()? else { return Ok(Vec::new()) };
     let devices = match first.profile().class {
         DeviceClass::Cpu => workers(),
         DeviceClass::Discrete | DeviceClass::Integrated => 1,
     };
-    let mut runners = vec![Runner::new(first, seed)];
+    let mut runners = vec![runner(first)];
     while runners.len() < devices {
-        runners.extend(device()?.map(|gpu| Runner::new(gpu, seed)));
+        runners.extend(device()?.map(runner));
     }
     Ok(runners)
 }
@@ -300,6 +325,17 @@ fn shares(results: &Results) {
     println!("kernels run: {}; largest error as a share of what is allowed:", worst.len());
     for (kernel, share) in worst {
         println!("  {kernel:<36}{share:>8.3}");
+    }
+}
+
+/// Prints which tests took longest.
+fn slowest(chosen: &[&Test], results: &Results) {
+    let mut times: Vec<(Duration, &Test)> =
+        chosen.iter().zip(results).map(|(test, (_, time))| (*time, *test)).collect();
+    times.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+    println!("slowest:");
+    for (time, test) in times.iter().take(5) {
+        println!("{:>8.1} s  {} {}", time.as_secs_f64(), test.group, test.name);
     }
 }
 

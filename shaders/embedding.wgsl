@@ -4,7 +4,7 @@
 //   d_positions[p, c] = sum over b of mask d_out[b, p, c] for p < T, else 0
 //
 // Grid: LANES lanes a row of C, GROUP / LANES rows a workgroup, groups folded into y; a row is one of the result (`forward`,
-// `backward_positions`). `backward_table`: ROWS rows of the table a workgroup. Lanes and rows by division with constants:
+// `backward_positions`). `backward_table`: ROWS rows of the table a workgroup, and `columns` elems of each; z has the others. Lanes and rows by division with constants:
 // dividing by a parameter for each element costs more than the rest of the kernel on a software adapter.
 // Constants: GROUP, LANES (powers of two), ROWS < GROUP; AHEAD, how many rows of a frequent id are on the way at a time,
 // which does not change the order of the sum; POSITIONS, OFFSET, DROPOUT: which operands are given. Shared text:
@@ -20,6 +20,7 @@ struct Params {
     dropout_site: u32,
     dropout_threshold: u32,
     dropout_scale: f32,
+    columns: u32, // of elem, that a workgroup of backward_table works on: a multiple of LANES
 }
 
 @group(1) @binding(0) var<uniform> params: Params;
@@ -114,17 +115,19 @@ fn backward_table(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgrou
     if DROPOUT {
         key = mask_key();
     }
+    let left = group.z * params.columns;
+    let right = min(left + params.columns, params.width);
     for (var v = local / LANES; v < ROWS && first + v < params.vocabulary; v += TEAMS) {
         let start = starts[v];
         let end = starts[v + 1u];
         let to = (first + v) * params.width;
         if start == end {
-            for (var c = local % LANES; c < params.width; c += LANES) {
+            for (var c = left + local % LANES; c < right; c += LANES) {
                 d_table[to + c] = elem(0.0);
             }
             continue;
         }
-        for (var c = local % LANES; c < params.width; c += LANES) {
+        for (var c = left + local % LANES; c < right; c += LANES) {
             var sum = elem(0.0);
             var n = start;
             if AHEAD > 1u {

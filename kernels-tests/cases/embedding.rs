@@ -76,8 +76,13 @@ pub fn cases() -> Vec<Case> {
         };
         cases.push(Case::new(format!("{name} values"), case));
     }
-    // More than 65,535 workgroups: of rows, and of rows of the table.
-    for (name, batch, v, c) in [("many rows", 65_600, 1000, 65), ("many ids", 5, 460_000, 1)] {
+    // More than 65,535 workgroups: of rows, and of rows of the table. Very frequent ids.
+    for (name, batch, v, c) in [
+        ("many rows", 65_600, 1000, 5),
+        ("many ids", 5, 460_000, 1),
+        ("frequent ids", 65_600, 3, 17),
+        ("frequent ids of many columns", 9_000, 1, 516),
+    ] {
         let case = move |b: &mut Build| {
             let ids = b.ids("ids", [batch, 1], v);
             let table = b.normal("table", [v as usize, c], 1.0);

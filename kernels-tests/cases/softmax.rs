@@ -6,8 +6,8 @@ use wgformer::rng::Rng;
 use wgformer::testing::{Build, Case};
 
 /// Rows and width: one element, less than a sub-group, primes, a tile and one more, longer than registers hold, a
-/// vocabulary, more rows than workgroups in a dimension.
-const SHAPES: [[usize; 2]; 17] = [
+/// vocabulary.
+const SHAPES: [[usize; 2]; 16] = [
     [1, 1],
     [3, 1],
     [5, 3],
@@ -24,7 +24,6 @@ const SHAPES: [[usize; 2]; 17] = [
     [3, 1028],
     [3, 4099],
     [2, 32_000],
-    [70_000, 9],
 ];
 
 fn case(name: String, log: bool, x: impl Fn() -> HostTensor + Send + Sync + 'static) -> Case {
@@ -42,7 +41,8 @@ fn normal(base: f64, scale: f64, [rows, c]: [usize; 2]) -> HostTensor {
 }
 
 pub fn cases() -> Vec<Case> {
-    let mut cases = Vec::new();
+    // More rows than workgroups in a dimension.
+    let mut cases = vec![case("70000x9".to_string(), false, || normal(0.0, 1.0, [70_000, 9]))];
     for log in [false, true] {
         for shape in SHAPES {
             let [rows, c] = shape;

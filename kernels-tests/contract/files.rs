@@ -23,9 +23,10 @@ impl File {
 }
 
 /// Files of `src/ops/` and `kernels-tests/cases/` that have no shader of their name, and why.
-const WITHOUT_SHADER: [(&str, &str); 6] = [
+const WITHOUT_SHADER: [(&str, &str); 7] = [
     ("mod", "lists the others"),
     ("layout", "parts of values: nothing runs"),
+    ("excerpt", "parts of an op that stand for the whole"),
     ("params", "the macro for parameter blocks"),
     ("random", "the reference of shaders/lib/random.wgsl"),
     ("rounding", "how f32 rounds"),

@@ -22,6 +22,7 @@ params! {
         dropout_site: u32,
         dropout_threshold: u32,
         dropout_scale: f32,
+        columns: u32,
     }
 }
 
@@ -113,6 +114,33 @@ impl Teams {
             _ => (64, 4),
         };
         Teams { group, lanes: (width(c).next_power_of_two() as u32).min(group), ahead }
+    }
+
+    /// How many of `width` elems a workgroup of the table's gradient takes. Mesa's software adapter ends all loops of an
+    /// invocation after 65,535 rounds in all, in silence (found with 65,600 ids of 3 rows: columns stayed unwritten), and
+    /// at worst all ids are of one workgroup.
+    fn columns(&mut self, profile: &DeviceProfile, ids: usize, width: usize) -> Result<u32> {
+        const MOST: usize = 60_000;
+        if profile.class != DeviceClass::Cpu {
+            return Ok((width as u32).next_multiple_of(self.lanes));
+        }
+        if ids > MOST / 4 {
+            self.ahead = 4;
+        }
+        let rounds = ids.div_ceil(self.ahead as usize) + self.ahead as usize * TABLE_ROWS as usize;
+        let passes = MOST / rounds.max(1);
+        if passes == 0 {
+            let allowed = (MOST * self.ahead as usize) as u64;
+            let limit = "the rounds of a software adapter's loops";
+            return Err(Error::Limit {
+                limit,
+                needed: ids as u64,
+                allowed,
+                tensor: "an embedding's ids".into(),
+            });
+        }
+        let passes = passes.min(width.div_ceil(self.lanes as usize));
+        Ok(passes as u32 * self.lanes)
     }
 
     fn requires(self) -> Requires {
@@ -318,9 +346,15 @@ impl Op for EmbeddingBackward {
         let ids = l.input_type(1);
         let c = l.output_type(0).shape.last();
         let seed = self.spec.inputs(3)[2];
-        let teams = Teams::new(l.profile, c);
-        let params =
-            Params { width: width(c) as u32, vocabulary: self.vocabulary as u32, ..self.spec.params(ids) };
+        let mut teams = Teams::new(l.profile, c);
+        let columns = teams.columns(l.profile, ids.shape.elements(), width(c))?;
+        let [x, y, _] = l.groups_1d(self.vocabulary.div_ceil(TABLE_ROWS as usize))?;
+        let params = Params {
+            width: width(c) as u32,
+            vocabulary: self.vocabulary as u32,
+            columns,
+            ..self.spec.params(ids)
+        };
         l.push(Dispatch {
             kernel: Kernel {
                 name: "embedding/backward_table".into(),
@@ -339,7 +373,7 @@ impl Op for EmbeddingBackward {
                 l.output(0).into(),
             ],
             params: params.bytes(),
-            groups: l.groups_1d(self.vocabulary.div_ceil(TABLE_ROWS as usize))?,
+            groups: [x, y, (width(c) as u32).div_ceil(columns)],
             flops: ids.shape.elements() as u64 * c as u64,
         });
         Ok(())

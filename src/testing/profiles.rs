@@ -6,6 +6,9 @@ use crate::plan::Plan;
 use crate::{DeviceClass, DeviceProfile, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The name of a device's own profile.
+pub(super) const OWN: &str = "own";
+
 /// The profiles to lower for on a device: its own, and the least that every device has, on a GPU and on a CPU.
 pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
     let own = gpu.profile().clone();
@@ -15,7 +18,7 @@ pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
         ..DeviceProfile::portable()
     };
     let software = DeviceProfile { class: DeviceClass::Cpu, ..portable.clone() };
-    vec![("own", own), ("portable", portable), ("portable software", software)]
+    vec![(OWN, own), ("portable", portable), ("portable software", software)]
 }
 
 /// Devices that there are: what a kernel is made of may depend on any of these numbers.
