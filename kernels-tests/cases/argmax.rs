@@ -19,6 +19,9 @@ pub fn cases() -> Vec<Case> {
         (3, 1025),
         (2, 4099),
         (1, 32_000),
+        // Enough rows for a sub-group to be given several, were it a kernel that loops over them.
+        (300, 260),
+        (2100, 72),
     ] {
         for forbid in [0, 1, 0x8000_0005] {
             cases.push(

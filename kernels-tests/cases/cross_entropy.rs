@@ -40,6 +40,9 @@ pub fn cases() -> Vec<Case> {
         (3, 1028),
         (2, 4099),
         (2, 32_000),
+        // Enough rows for a sub-group to be given several, were it a kernel that loops over them.
+        (300, 260),
+        (2100, 72),
     ];
     for (n, v) in shapes {
         for smoothing in [0.0, 0.1, 0.9] {

@@ -236,7 +236,7 @@ impl Op for LayerNorm {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0));
+        let rows = Rows::new(l.profile, l.input_type(0)).several();
         let keep = rows.steps() <= HELD;
         // Where the row does not fit into registers, the sum is read again from h.
         let second = self.residual && (l.output_used(2) || !keep);
@@ -359,7 +359,7 @@ impl Op for Backward {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0));
+        let rows = Rows::new(l.profile, l.input_type(0)).several();
         let mut bindings = vec![Access::Read; 6];
         bindings.extend([Access::Write; 2]);
         let mut kernel = kernel(&rows, "backward", bindings);

@@ -38,14 +38,21 @@ impl Rows {
         let vec4 = length.is_multiple_of(4);
         let size = if vec4 { length / 4 } else { length };
         let sharing = sharing(profile, rows, size);
-        // A workgroup costs something to start, and gamma and beta something to read: on lavapipe (Mesa 22.3.6, 4096 x
-        // 512) LayerNorm's forward takes 2.1 ms with 16 rows, its backward 2.7, and 4.6 and 5.0 with 1. A GPU wants rows
-        // side by side.
-        let together = match sharing {
-            Sharing::Subgroup(_) => (rows / 128).clamp(1, 16) as u32,
+        Rows { rows, size, vec4, sharing, together: 1 }
+    }
+
+    /// Has a sub-group work on several rows, one after another; for kernels that loop over ROWS, and no others.
+    ///
+    /// A workgroup costs something to start, and gamma and beta something to read: on lavapipe (Mesa 22.3.6, 4096 x 512)
+    /// LayerNorm's forward takes 2.1 ms with 16 rows, its backward 2.7, and 4.6 and 5.0 with 1. A GPU wants rows side by
+    /// side. Few different numbers, since each is a kernel of its own.
+    pub fn several(self) -> Rows {
+        let together = match self.sharing {
+            Sharing::Subgroup(_) if self.rows >= 2048 => 16,
+            Sharing::Subgroup(_) if self.rows >= 256 => 4,
             _ => 1,
         };
-        Rows { rows, size, vec4, sharing, together }
+        Rows { together, ..self }
     }
 
     /// The variant's name.

@@ -31,7 +31,7 @@ fn check_f32(name: &str, t: &TensorType) -> Result<()> {
 
 fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>) -> Result<Dispatch> {
     let ty = l.output_type(0);
-    let rows = Rows::new(l.profile, ty);
+    let rows = Rows::new(l.profile, ty).several();
     let chunk = if rows.steps() <= HELD { rows.steps() } else { CHUNK };
     let mut constants = rows.constants();
     constants.extend([("CHUNK", Const::U32(chunk as u32)), ("LOG", Const::Bool(log))]);
