@@ -120,6 +120,11 @@ impl Rng {
     }
 }
 
+/// FNV-1a over bytes, 64 bits: a number that stands for a text.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod fma;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
@@ -30,6 +31,7 @@ pub fn all() -> Vec<(&'static str, Vec<Case>)> {
         ("argmax", argmax::cases()),
         ("cache_write", cache_write::cases()),
         ("cross_entropy", cross_entropy::cases()),
+        ("fma", fma::cases()),
         ("embedding", embedding::cases()),
         ("optimizer", optimizer::cases()),
     ]

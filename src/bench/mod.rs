@@ -4,14 +4,21 @@ use crate::Result;
 use std::path::Path;
 
 mod compare;
+mod list;
+mod measure;
 mod result;
 pub mod stats;
+mod work;
 
 pub use compare::{Compared, Comparison, Pair, Side, Verdict};
+pub use list::{Extent, Sizes, works};
+pub use measure::{Change, Progress, Settings, adapter, measure, row};
 pub use result::{
     Adapter, Ceilings, Clock, Environment, KernelUse, MAX_FILE_BYTES, Pass, Results, Row, SCHEMA, Sampled,
     Status, Verified,
 };
+
+pub use work::Work;
 
 /// Writes what was made of results, such as a report: a reader finds the whole old file or the whole new one.
 ///

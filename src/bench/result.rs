@@ -87,6 +87,23 @@ pub enum Pass {
     Step,
 }
 
+impl Pass {
+    /// As in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::Step => "step",
+        }
+    }
+}
+
+/// Sizes in words: `B 8 H 8 S 128`.
+pub(super) fn sizes(shape: &BTreeMap<String, u64>) -> String {
+    let sizes: Vec<String> = shape.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    sizes.join(" ")
+}
+
 /// How a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -220,18 +237,12 @@ impl Row {
 
     /// The shape in words: `B 8 H 8 S 128`.
     pub fn sizes(&self) -> String {
-        let sizes: Vec<String> = self.shape.iter().map(|(name, n)| format!("{name} {n}")).collect();
-        sizes.join(" ")
+        sizes(&self.shape)
     }
 
     /// What makes two rows the same work: name, shape, type and pass.
     pub fn key(&self) -> String {
-        let pass = match self.pass {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-            Pass::Step => "step",
-        };
-        format!("{} {} {} {pass}", self.name, self.sizes(), self.dtype)
+        format!("{} {} {} {}", self.name, self.sizes(), self.dtype, self.pass.name())
     }
 }
 

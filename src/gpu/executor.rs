@@ -9,7 +9,6 @@ use crate::{Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// A plan on a device.
 #[derive(Debug)]
@@ -117,6 +116,11 @@ impl Executor {
     /// The device.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// The memory that its states are in.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Makes the bind groups: one for each distinct list of parts of buffers and layout.
@@ -231,7 +235,7 @@ impl Executor {
     }
 
     /// Checks that the plan can run, and takes over what has changed in the memory.
-    fn prepare(&mut self) -> Result<()> {
+    pub(super) fn prepare(&mut self) -> Result<()> {
         if let Some(i) = self.missing.iter().position(|&m| m) {
             return Err(self.missing_input(i));
         }
@@ -253,7 +257,7 @@ impl Executor {
         })
     }
 
-    fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, bound: &mut Bound) {
+    pub(super) fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, bound: &mut Bound) {
         let (step, group) = (&self.plan.steps[index], self.step_groups[index]);
         if bound.kernel.replace(step.kernel) != Some(step.kernel) {
             pass.set_pipeline(&self.pipelines[step.kernel].raw);
@@ -268,83 +272,6 @@ impl Executor {
         }
         let [x, y, z] = step.groups;
         pass.dispatch_workgroups(x, y, z);
-    }
-
-    /// Runs the plan once, each step by itself, and gives each step's label and time in the order of the plan's steps:
-    /// the device's own time where it can tell, else the host's, which has a submission on top. Slower than
-    /// [`Executor::run`]; for finding the kernels that take long.
-    ///
-    /// # Errors
-    /// When an input was never written, or the device fails.
-    pub fn profile(&mut self) -> Result<Vec<(String, Duration)>> {
-        self.prepare()?;
-        let mut times = Vec::with_capacity(self.plan.steps.len());
-        if self.gpu.shared.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
-            let mut first = 0;
-            while first < self.plan.steps.len() {
-                let end = self.plan.steps.len().min(first + wgpu::QUERY_SET_MAX_QUERIES as usize / 2);
-                times.extend(self.time_on_device(first..end)?);
-                first = end;
-            }
-        } else {
-            for step in 0..self.plan.steps.len() {
-                times.push(self.time_on_host(step)?);
-            }
-        }
-        Ok(self.plan.steps.iter().map(|s| s.label.clone()).zip(times).collect())
-    }
-
-    /// A pass for each step, with a timestamp at both of its ends.
-    fn time_on_device(&self, steps: std::ops::Range<usize>) -> Result<Vec<Duration>> {
-        let shared = &self.gpu.shared;
-        let count = 2 * steps.len() as u32;
-        let bytes = count as u64 * 8;
-        let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
-        let resolved = shared.buffer("timestamps", bytes, usage)?;
-        shared.scoped(&"timing", || {
-            let queries = shared.device.create_query_set(&wgpu::QuerySetDescriptor {
-                label: Some("timestamps"),
-                ty: wgpu::QueryType::Timestamp,
-                count,
-            });
-            let mut encoder = shared.device.create_command_encoder(&Default::default());
-            for (i, step) in steps.enumerate() {
-                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
-                    label: None,
-                    timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
-                        query_set: &queries,
-                        beginning_of_pass_write_index: Some(2 * i as u32),
-                        end_of_pass_write_index: Some(2 * i as u32 + 1),
-                    }),
-                });
-                self.dispatch(&mut pass, step, &mut Bound::default());
-            }
-            encoder.resolve_query_set(&queries, 0..count, &resolved.raw, 0);
-            shared.queue.submit([encoder.finish()]);
-        })?;
-        let part =
-            Part { buffer: resolved.raw.clone(), offset: 0, ty: TensorType::u32([2 * count as usize]) };
-        let words = read_one(shared, &Ring::default(), bytes, part)?;
-        let period = shared.queue.get_timestamp_period() as f64;
-        let tick = |w: &[u32]| w[0] as u64 | (w[1] as u64) << 32;
-        let time = |w: &[u32]| tick(&w[2..]).saturating_sub(tick(w)) as f64 * period;
-        let words = words.as_u32("timestamps")?;
-        Ok(words.chunks_exact(4).map(|w| Duration::from_nanos(time(w) as u64)).collect())
-    }
-
-    fn time_on_host(&self, step: usize) -> Result<Duration> {
-        let shared = &self.gpu.shared;
-        self.wait()?;
-        let start = Instant::now();
-        shared.scoped(&"timing", || {
-            let mut encoder = shared.device.create_command_encoder(&Default::default());
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            self.dispatch(&mut pass, step, &mut Bound::default());
-            drop(pass);
-            shared.queue.submit([encoder.finish()]);
-        })?;
-        self.wait()?;
-        Ok(start.elapsed())
     }
 
     fn missing_input(&self, buffer: usize) -> Error {
@@ -408,7 +335,7 @@ impl Executor {
 
 /// What a pass has bound.
 #[derive(Default)]
-struct Bound {
+pub(super) struct Bound {
     kernel: Option<usize>,
     group: Option<usize>,
     params: Option<u32>,

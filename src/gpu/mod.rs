@@ -12,6 +12,7 @@ mod memory;
 mod profile;
 mod request;
 mod solo;
+mod timing;
 
 pub use executor::{Executor, Fetch};
 pub use memory::Memory;
@@ -19,6 +20,8 @@ pub use request::{AdapterDescription, Backend, Request, adapters, choose, reques
 pub use solo::{
     GUARD_BYTES, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison,
 };
+
+pub use timing::Timed;
 
 use crate::kernel::{Access, Kernel};
 use crate::plan::{ALIGN_BYTES, Plan};
@@ -328,13 +331,27 @@ impl Gpu {
     pub fn description(&self) -> String {
         let info = &self.shared.info;
         let driver = if info.driver_info.is_empty() { &info.driver } else { &info.driver_info };
-        let backend = format!("{:?}", info.backend).to_lowercase();
-        [&info.name, &backend, driver]
+        [&info.name, &self.backend(), driver]
             .into_iter()
             .filter(|part| !part.is_empty())
             .cloned()
             .collect::<Vec<_>>()
             .join(", ")
+    }
+
+    /// The interface: `vulkan`, `metal`, `dx12` or `gl`.
+    pub fn backend(&self) -> String {
+        format!("{:?}", self.shared.info.backend).to_lowercase()
+    }
+
+    /// The driver's name and version; empty where the interface does not tell.
+    pub fn driver(&self) -> [&str; 2] {
+        [&self.shared.info.driver, &self.shared.info.driver_info]
+    }
+
+    /// Whether passes can be timed on the device ([`Gpu::time`]).
+    pub fn timestamps(&self) -> bool {
+        self.shared.device.features().contains(wgpu::Features::TIMESTAMP_QUERY)
     }
 
     /// The device, for a caller that shares it.

@@ -4,7 +4,7 @@
 //! one pass over a page.
 
 use crate::graph::{ALIGN, Graph, ValueId};
-use crate::rng::Rng;
+use crate::rng::{Rng, fnv1a};
 use crate::{DeviceProfile, Error, Result, Shape, TensorType};
 use std::collections::HashMap;
 
@@ -48,10 +48,7 @@ impl Parameter {
     /// Its first values.
     pub fn initial(&self, seed: u64) -> Vec<f32> {
         // A generator for each name: a layer more does not change the others.
-        let salt = self.name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-            (h ^ b as u64).wrapping_mul(0x0000_0100_0000_01b3) // FNV-1a
-        });
-        let mut rng = Rng::new(seed ^ salt);
+        let mut rng = Rng::new(seed ^ fnv1a(self.name.as_bytes()));
         let n = self.shape.elements();
         match self.init {
             Init::Zeros => vec![0.0; n],

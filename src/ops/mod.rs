@@ -10,6 +10,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod excerpt;
+pub mod fma;
 pub mod layer_norm;
 pub mod layout;
 pub mod matmul;
@@ -42,6 +43,7 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "matmul_tile", source: matmul::TILE, entries: &["tile"] },
     Family { name: "matmul_vector", source: matmul::VECTOR, entries: &["vector"] },
     Family { name: "column_sum", source: column_sum::SOURCE, entries: &["forward"] },
+    Family { name: "fma", source: fma::SOURCE, entries: &["forward"] },
     Family { name: "dropout", source: dropout::SOURCE, entries: &["forward"] },
     Family {
         name: "layer_norm",

@@ -15,9 +15,9 @@ pub use tolerance::{Mismatch, bounds, compare, reduction_bound};
 pub(crate) use tolerance::{compare_f64, worst_share};
 
 use crate::gpu::Executor;
-use crate::graph::Graph;
+use crate::graph::{Graph, ValueId};
 use crate::plan::BufferKind;
-use crate::{Error, Result};
+use crate::{Error, HostTensor, Result};
 
 /// What following a run step by step has found.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct Verification {
     pub elements: u64,
     /// By the number of its buffer: a state as it must be after the run.
     states: Vec<(usize, Vec<u8>)>,
+    /// What the outputs of the plan must be after it.
+    outputs: Vec<(ValueId, HostTensor)>,
 }
 
 impl Executor {
@@ -77,12 +79,18 @@ impl Executor {
         let is_state = |i: &usize| matches!(plan.buffers[*i].kind, BufferKind::State { .. });
         let states = (0..plan.buffers.len()).filter(is_state);
         Ok(Verification {
-            troubles,
             dispatches: plan.steps.len(),
             worst: replay.worst().values().copied().fold(0.0, f64::max),
             compared: replay.compared(),
             elements: replay.elements(),
             states: states.map(|i| (i, replay.buffer(i).to_vec())).collect(),
+            outputs: match troubles.is_empty() {
+                true => {
+                    plan.outputs.iter().map(|o| Ok((o.value, replay.get(o.value)?))).collect::<Result<_>>()?
+                }
+                false => Vec::new(),
+            },
+            troubles,
         })
     }
 }
@@ -98,20 +106,42 @@ impl Verification {
             return Ok(());
         }
         let now = executor.snapshot()?;
-        for (number, expected) in &self.states {
-            if now.iter().any(|(i, bytes)| i == number && bytes != expected)
-                && let BufferKind::State { name, .. } = &executor.plan().buffers[*number].kind
-            {
-                self.troubles.push(Trouble {
-                    label: "whole run".to_string(),
-                    kernels: Vec::new(),
-                    step: self.dispatches.saturating_sub(1),
-                    tensor: name.clone(),
-                    problem: Problem::OtherBits,
-                    inputs: Vec::new(),
-                });
+        let buffers = &executor.plan().buffers;
+        let other =
+            |number: &usize, expected: &Vec<u8>| now.iter().any(|(i, b)| i == number && b != expected);
+        let changed = self.states.iter().filter(|(number, expected)| other(number, expected));
+        let name = |(number, _): &(usize, Vec<u8>)| match &buffers[*number].kind {
+            BufferKind::State { name, .. } => Some(name.clone()),
+            _ => None,
+        };
+        let names: Vec<String> = changed.filter_map(name).collect();
+        names.into_iter().for_each(|name| self.other_bits(name));
+        Ok(())
+    }
+
+    /// After a run from the same inputs and states: adds what outputs have other bits than step by step.
+    ///
+    /// # Errors
+    /// When the executor is one of another plan, or the device fails.
+    pub fn compare_outputs(&mut self, executor: &Executor) -> Result<()> {
+        for i in 0..self.outputs.len() {
+            let (id, expected) = &self.outputs[i];
+            if executor.read(*id)?.bytes() != expected.bytes() {
+                let named = executor.plan().outputs.iter().find(|o| o.value == *id);
+                self.other_bits(named.map_or(String::new(), |o| o.name.clone()));
             }
         }
         Ok(())
+    }
+
+    fn other_bits(&mut self, tensor: String) {
+        self.troubles.push(Trouble {
+            label: "whole run".to_string(),
+            kernels: Vec::new(),
+            step: self.dispatches.saturating_sub(1),
+            tensor,
+            problem: Problem::OtherBits,
+            inputs: Vec::new(),
+        });
     }
 }

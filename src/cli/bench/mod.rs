@@ -2,6 +2,8 @@
 
 mod compare;
 mod report;
+mod run;
+mod sweep;
 
 use super::Global;
 use anyhow::Result;
@@ -9,6 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
+  wgformer bench run --quick
   wgformer bench compare before.json after.json --fail-on slower
   wgformer bench report results.json --html report.html
 
@@ -24,6 +27,10 @@ pub struct Bench {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Show what `run` would time
+    List(run::List),
+    /// Time kernels and models, each verified
+    Run(Box<run::Run>),
     /// Say of each row of two result files whether it became faster or slower
     Compare(compare::Compare),
     /// Write one HTML file with charts and tables of result files
@@ -41,8 +48,10 @@ enum Format {
 }
 
 impl Bench {
-    pub fn run(&self, _global: &Global) -> Result<()> {
+    pub fn run(&self, global: &Global) -> Result<()> {
         match &self.verb {
+            Verb::List(list) => list.run(global),
+            Verb::Run(run) => run.run(global),
             Verb::Compare(compare) => compare.run(),
             Verb::Report(report) => report.run(),
         }
