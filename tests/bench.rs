@@ -19,8 +19,9 @@ fn sampled(ns: f64) -> Sampled {
         median_ns: median(&all).unwrap(),
         min_ns: ns,
         mad_ns: mad(&all).unwrap(),
-        interval_ns: estimate(&rounds).unwrap().interval,
+        interval_ns: estimate(&rounds, &[], 1.0).unwrap().interval,
         compile_ns: 1e6,
+        control_ns: vec![1.0; rounds.len()],
         rounds,
         repetitions: 1,
         inputs_in_turn: 1,
@@ -80,6 +81,7 @@ fn results(adapter: &str, factor: f64) -> Results {
             features: vec!["subgroups".into()],
             limits: Default::default(),
             ceilings: Ceilings { copy_gb_s: 20.0, fma_gflop_s: 200.0 },
+            control_ns: 1.0,
         }],
         rows,
     }

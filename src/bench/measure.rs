@@ -1,8 +1,8 @@
 //! Times works on a device: each is verified first, and timed in rounds spread over a while, in turn with others, so that
 //! what disturbs the machine for a second does not disturb all samples of a row.
 
-use super::list::{COPY, FMA};
-use super::result::{Adapter, Ceilings, KernelUse, Row, Sampled, Status, Verified};
+use super::list::{COPY, FMA, control};
+use super::result::{Adapter, Ceilings, KernelUse, Results, Row, Sampled, Status, Verified};
 use super::stats;
 use super::work::{Body, Timing, Work, is_state};
 use crate::gpu::{Executor, Gpu, Memory};
@@ -61,20 +61,22 @@ pub struct Progress<'a> {
     pub work: &'a Work,
 }
 
-/// Measures `works` on a device, as `adapter` in the results: a row for each, in their order. What cannot run, or is
-/// wrong, is a row that says so. Sets the adapter's ceilings where they are among the works.
+/// Measures `works` on a device: a row for each, in their order, of the results' last adapter, which is added. What cannot
+/// run, or is wrong, is a row that says so. The ceilings are set where they are among the works.
 ///
 /// # Errors
-/// When the device is lost.
+/// When the device is lost, or the control is wrong on it.
 pub fn measure(
     gpu: &Gpu,
-    adapter: usize,
     works: &[Work],
     settings: &Settings,
+    results: &mut Results,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Ceilings, Vec<Row>)> {
+) -> Result<()> {
     let begin = Instant::now();
-    let mut rows: Vec<Row> = works.iter().map(|work| row(work, adapter)).collect();
+    let index = results.adapters.len();
+    let mut rows: Vec<Row> = works.iter().map(|work| row(work, index)).collect();
+    let mut control = Control::new(gpu, settings)?;
     let mut waiting: Vec<(usize, Ready)> = Vec::new();
     let mut held = 0;
     for (i, work) in works.iter().enumerate() {
@@ -96,17 +98,56 @@ pub fn measure(
             let left = settings.budget.saturating_sub(begin.elapsed()).as_secs_f64();
             let unread = (works.len() - i - 1 + waiting.len()).max(1);
             let each = Duration::from_secs_f64(SAMPLING * left / unread as f64);
-            sample(gpu, works, settings, &mut waiting, each, &mut rows)?;
+            sample(gpu, works, settings, &mut control, &mut waiting, each, &mut rows)?;
             waiting.clear();
             held = 0;
         }
     }
-    let of = |name: &str| rows.iter().find(|row| row.name == name);
-    let ceilings = Ceilings {
-        copy_gb_s: of(COPY).and_then(Row::gb_s).unwrap_or(0.0),
-        fma_gflop_s: of(FMA).and_then(Row::gflop_s).unwrap_or(0.0),
+    // What it does at best: by the fastest sample.
+    let at_best = |name: &str, amount: fn(&Row) -> u64| {
+        let row = rows.iter().find(|row| row.name == name)?;
+        Some(amount(row) as f64 / row.time.as_ref()?.min_ns)
     };
-    Ok((ceilings, rows))
+    let ceilings = Ceilings {
+        copy_gb_s: at_best(COPY, |row| row.bytes).unwrap_or(0.0),
+        fma_gflop_s: at_best(FMA, |row| row.flops).unwrap_or(0.0),
+    };
+    for time in rows.iter_mut().filter_map(|row| row.time.as_mut()) {
+        if let Some(estimate) = stats::estimate(&time.rounds, &time.control_ns, control.quiet) {
+            time.interval_ns = estimate.interval;
+        }
+    }
+    results.adapters.push(Adapter { ceilings, control_ns: control.quiet, ..adapter(gpu) });
+    results.rows.extend(rows);
+    Ok(())
+}
+
+/// What is timed beside every round.
+struct Control {
+    work: Work,
+    ready: Ready,
+    /// The fastest so far.
+    quiet: f64,
+}
+
+impl Control {
+    fn new(gpu: &Gpu, settings: &Settings) -> Result<Control> {
+        let work = control(gpu.profile().class);
+        let mut row = row(&work, 0);
+        let Some(ready) = Ready::new(gpu, &work, settings, &mut row)? else {
+            let reason = row.reason.unwrap_or_default();
+            return Err(Error::Device(format!("multiply-adds are wrong on this adapter: {reason}")));
+        };
+        Ok(Control { work, ready, quiet: f64::INFINITY })
+    }
+
+    /// The faster of two samples: one may have waited for something short.
+    fn sample(&mut self, gpu: &Gpu, settings: &Settings) -> Result<f64> {
+        let mut one = || self.ready.sample(gpu, &self.work, settings, 1);
+        let time = one()?.min(one()?);
+        self.quiet = self.quiet.min(time);
+        Ok(time)
+    }
 }
 
 /// The adapter of a device as the result file has it.
@@ -137,6 +178,7 @@ pub fn adapter(gpu: &Gpu) -> Adapter {
         features: features.into_iter().filter(|f| f.1).map(|f| f.0.to_string()).collect(),
         limits: limits.into_iter().map(|(name, n)| (name.to_string(), n)).collect(),
         ceilings: Ceilings::default(),
+        control_ns: 0.0,
     }
 }
 
@@ -360,6 +402,7 @@ fn sample(
     gpu: &Gpu,
     works: &[Work],
     settings: &Settings,
+    control: &mut Control,
     waiting: &mut [(usize, Ready)],
     each: Duration,
     rows: &mut [Row],
@@ -369,6 +412,7 @@ fn sample(
         rounds: usize,
         samples: usize,
         taken: Vec<Vec<f64>>,
+        control: Vec<f64>,
     }
     let mut courses = Vec::new();
     for (i, ready) in waiting.iter_mut() {
@@ -376,7 +420,7 @@ fn sample(
             let fit = each.as_secs_f64() * 1e9 / (time * repetitions as f64).max(1.0);
             let rounds = (fit as usize).clamp(3, settings.rounds.max(3));
             let samples = (fit as usize / rounds).clamp(1, settings.samples.max(1));
-            Course { repetitions, rounds, samples, taken: Vec::new() }
+            Course { repetitions, rounds, samples, taken: Vec::new(), control: Vec::new() }
         });
         match course {
             Ok(course) => courses.push(Some(course)),
@@ -389,6 +433,7 @@ fn sample(
     for round in 0..settings.rounds.max(3) {
         for ((i, ready), course) in waiting.iter_mut().zip(&mut courses) {
             let Some(c) = course.as_mut().filter(|c| round < c.rounds) else { continue };
+            c.control.push(control.sample(gpu, settings)?);
             let mut take = || ready.sample(gpu, &works[*i], settings, c.repetitions);
             match (0..c.samples).map(|_| take()).collect::<Result<Vec<f64>>>() {
                 Ok(samples) => c.taken.push(samples),
@@ -411,19 +456,16 @@ fn sample(
             }
         }
         let all: Vec<f64> = c.taken.iter().flatten().copied().collect();
-        let estimate = stats::estimate(&c.taken);
-        let (Some(median_ns), Some(mad_ns), Some(estimate)) =
-            (stats::median(&all), stats::mad(&all), estimate)
-        else {
-            continue;
-        };
+        let (Some(median_ns), Some(mad_ns)) = (stats::median(&all), stats::mad(&all)) else { continue };
         row.status = Status::Ok;
         row.time = Some(Sampled {
             clock: works[*i].clock(gpu.timestamps()),
             median_ns,
             min_ns: all.iter().copied().fold(f64::INFINITY, f64::min),
             mad_ns,
-            interval_ns: estimate.interval,
+            // Known when the fastest control of the run is.
+            interval_ns: [median_ns; 2],
+            control_ns: c.control,
             compile_ns: (ready.first_run.as_secs_f64() * 1e9 - median_ns).max(0.0),
             rounds: c.taken,
             repetitions: c.repetitions,

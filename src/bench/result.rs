@@ -64,6 +64,8 @@ pub struct Adapter {
     pub limits: BTreeMap<String, u64>,
     /// What the adapter was measured to do at best.
     pub ceilings: Ceilings,
+    /// The fastest of all controls ([`Sampled::control_ns`]): how fast the machine was when least disturbed.
+    pub control_ns: f64,
 }
 
 /// What an adapter does at best, by measurement; 0 where it was not measured.
@@ -204,6 +206,9 @@ pub struct Sampled {
     pub compile_ns: f64,
     /// Every sample, by the rounds of the run that they were taken in.
     pub rounds: Vec<Vec<f64>>,
+    /// Beside each round: what one and the same work, the control, took just before it. It tells when the machine did
+    /// something else, or changed its clock rate.
+    pub control_ns: Vec<f64>,
     /// The repetitions in one sample.
     pub repetitions: u64,
     /// The sets of inputs that were used in turn.

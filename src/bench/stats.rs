@@ -34,18 +34,41 @@ pub fn mad(values: &[f64]) -> Option<f64> {
     median(&distances)
 }
 
+/// A round whose control took this much longer than the fastest control of the run was disturbed.
+const DISTURBED: f64 = 1.15;
+
+/// The least number of rounds that must have been undisturbed.
+const CALM: usize = 3;
+
 /// The time of an undisturbed repetition: the lower decile of the rounds' fastest samples. None without samples.
+///
+/// `control` is what the control took beside each round, and `quiet` its fastest in the whole run: rounds that it shows to
+/// be disturbed do not count. Where too few are left, all count, and the interval reaches down to what the time might have
+/// been, were every round slowed down like its control.
 ///
 /// The interval assumes only that rounds are independent: of n of them, the number that are faster than the true lower
 /// decile has the binomial distribution B(n, 1/10), so that the decile lies between two of the sorted rounds that follow
 /// from n alone. Fewer than 36 rounds cannot give 97.5 % confidence at the lower end; it is the fastest round then, which
 /// is little to ask, as no disturbance makes a repetition faster. The upper end is the fourth of 10 sorted rounds, so six
 /// may be disturbed; it is the third of 5.
-pub fn estimate(rounds: &[Vec<f64>]) -> Option<Estimate> {
-    let fastest = rounds.iter().filter_map(|round| round.iter().copied().min_by(f64::total_cmp));
-    let fastest = sorted(fastest);
-    let [low, high] = ends(fastest.len())?;
-    Some(Estimate { time: quantile(&fastest, QUIET)?, interval: [*fastest.get(low)?, *fastest.get(high)?] })
+pub fn estimate(rounds: &[Vec<f64>], control: &[f64], quiet: f64) -> Option<Estimate> {
+    let slowed = |i: usize| control.get(i).map_or(1.0, |time| (time / quiet).max(1.0));
+    let fastest = rounds
+        .iter()
+        .enumerate()
+        .filter_map(|(i, round)| Some((round.iter().copied().min_by(f64::total_cmp)?, slowed(i))));
+    let fastest: Vec<(f64, f64)> = fastest.collect();
+    let calm: Vec<f64> =
+        fastest.iter().filter(|(_, slowed)| *slowed <= DISTURBED).map(|(time, _)| *time).collect();
+    let enough = calm.len() >= CALM.min(fastest.len());
+    let counted =
+        sorted(if enough { calm } else { fastest.iter().map(|(time, _)| *time).collect() }.into_iter());
+    let [low, high] = ends(counted.len())?;
+    let mut interval = [*counted.get(low)?, *counted.get(high)?];
+    if !enough {
+        interval[0] = fastest.iter().map(|(time, slowed)| time / slowed).fold(interval[0], f64::min);
+    }
+    Some(Estimate { time: quantile(&counted, QUIET)?, interval })
 }
 
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
@@ -119,11 +142,24 @@ mod tests {
 
     #[test]
     fn an_estimate_ignores_disturbed_samples_and_rounds() {
-        assert_eq!(estimate(&[]), None);
-        assert_eq!(estimate(&[vec![]]), None);
+        assert_eq!(estimate(&[], &[], 1.0), None);
+        assert_eq!(estimate(&[vec![]], &[], 1.0), None);
         let quiet = [10.0, 10.5, 30.0];
         let rounds: Vec<Vec<f64>> =
             (0..10).map(|i| quiet.iter().map(|t| if i < 6 { 3.0 * t } else { *t }).collect()).collect();
-        assert_eq!(estimate(&rounds), Some(Estimate { time: 10.0, interval: [10.0, 10.0] }));
+        assert_eq!(estimate(&rounds, &[], 1.0), Some(Estimate { time: 10.0, interval: [10.0, 10.0] }));
+    }
+
+    #[test]
+    fn rounds_that_the_control_shows_to_be_disturbed_do_not_count() {
+        let rounds: Vec<Vec<f64>> = (0..10).map(|i| vec![if i < 6 { 19.0 } else { 10.0 }]).collect();
+        let control: Vec<f64> = (0..10).map(|i| if i < 6 { 2.0 } else { 1.0 }).collect();
+        assert_eq!(estimate(&rounds, &control, 1.0), Some(Estimate { time: 10.0, interval: [10.0; 2] }));
+        // All of them disturbed: the time may be half of it.
+        let control = [2.0; 10];
+        let all = vec![vec![19.0]; 10];
+        assert_eq!(estimate(&all, &control, 1.0), Some(Estimate { time: 19.0, interval: [9.5, 19.0] }));
+        // As slow as ever in this run: nothing is known of any disturbance.
+        assert_eq!(estimate(&all, &control, 2.0), Some(Estimate { time: 19.0, interval: [19.0; 2] }));
     }
 }

@@ -1,7 +1,7 @@
 //! `wgformer bench run` and `wgformer bench list`.
 
 use super::super::Global;
-use super::super::output::{interval, one_line, print, table};
+use super::super::output::{nanoseconds, one_line, print, table};
 use super::super::progress::Progress;
 use super::sweep::{self, Sweep};
 use anyhow::{Context, Result, bail};
@@ -76,7 +76,7 @@ pub struct Run {
     /// The most milliseconds that a row warms up [default: 100, quick: 30]
     #[arg(long, value_name = "MS")]
     warmup: Option<u64>,
-    /// Seconds for each adapter; rows that are not reached say so [default: 270, quick: 45; on a GPU 600]
+    /// Seconds for each adapter; rows that are not reached say so [default: 270, quick: 42; on a GPU 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     budget: Option<u64>,
     /// Seed of the inputs
@@ -242,7 +242,7 @@ impl Run {
         let works = self.which.works(class)?;
         let index = results.adapters.len();
         let seconds = match (class, self.which.quick) {
-            (_, true) => 45,
+            (_, true) => 42,
             (DeviceClass::Cpu, false) => 270,
             (_, false) => 600,
         };
@@ -256,18 +256,17 @@ impl Run {
             change: self.wrong.clone().map(breaking),
             fresh: Box::new(move || gpu::request(&request)),
         };
-        let mut description = adapter(gpu);
         if self.dtype.iter().any(|t| t == "f32") {
             let begin = Instant::now();
             let mut bar = Progress::new("benchmark", works.len() as u64);
-            let outcome = measure(gpu, index, &works, &settings, &mut |p| {
+            let outcome = measure(gpu, &works, &settings, results, &mut |p| {
                 let left = left(begin.elapsed(), p.done, p.of);
                 bar.at(p.done as u64, || format!("{} {}{left}", p.work.name(), p.work.sizes()));
             });
             bar.end();
-            let (ceilings, rows) = outcome.with_context(|| format!("{} failed", gpu.description()))?;
-            description.ceilings = ceilings;
-            results.rows.extend(rows);
+            outcome.with_context(|| format!("{} failed", gpu.description()))?;
+        } else {
+            results.adapters.push(adapter(gpu));
         }
         if self.dtype.iter().any(|t| t == "f16") {
             let reason = match gpu.profile().f16 {
@@ -279,7 +278,6 @@ impl Run {
                 Row { dtype: "f16".to_string(), reason: Some(reason.to_string()), ..row }
             }));
         }
-        results.adapters.push(description);
         Ok(())
     }
 }
@@ -392,7 +390,8 @@ fn markdown(results: &Results) -> String {
                     row.name.clone(),
                     row.sizes(),
                     row.pass.name().to_string(),
-                    time.map_or(String::new(), |t| interval(t.median_ns, t.interval_ns)),
+                    time.map_or(String::new(), |t| nanoseconds(t.median_ns)),
+                    time.map_or(String::new(), |t| format!("{:.0} %", 100.0 * t.mad_ns / t.median_ns)),
                     rate(row.gflop_s()),
                     rate(row.gb_s()),
                     row.share(c).map_or(String::new(), |s| format!("{:.0} %", 100.0 * s)),
@@ -400,8 +399,8 @@ fn markdown(results: &Results) -> String {
                 ]
             })
             .collect();
-        let head = ["work", "sizes", "pass", "median [interval]", "GFLOP/s", "GB/s", "of ceiling", ""];
-        let right = [false, false, false, true, true, true, true, false];
+        let head = ["work", "sizes", "pass", "median", "MAD", "GFLOP/s", "GB/s", "of ceiling", ""];
+        let right = [false, false, false, true, true, true, true, true, false];
         table(&head, &right, &rows).iter().for_each(|line| {
             text.push_str(line.trim_end());
             text.push('\n');
