@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const SAMPLE: Duration = Duration::from_millis(5);
 /// The most runs in one submission: far below what a driver takes for a hang, at [`SAMPLE`] and more.
 const MOST_REPETITIONS: u64 = 1000;
+/// What takes longer than this streams through caches anyway, and is not run more often than it must be.
+const LONG: Duration = Duration::from_millis(100);
 /// The bytes that inputs used in turn have together, at least: more than the caches of most devices.
 const TURN_BYTES: u64 = 64 << 20;
 /// The most sets of inputs.
@@ -132,7 +134,16 @@ struct Control {
 
 impl Control {
     fn new(gpu: &Gpu, settings: &Settings) -> Result<Control> {
-        let work = control(gpu.profile().class);
+        let mut usual = Self::of(gpu, settings, false)?;
+        // Ten times what it should take.
+        match usual.sample(gpu, settings)? > 20e6 {
+            true => Self::of(gpu, settings, true),
+            false => Ok(usual),
+        }
+    }
+
+    fn of(gpu: &Gpu, settings: &Settings, slow: bool) -> Result<Control> {
+        let work = control(gpu.profile().class, slow);
         let mut row = row(&work, 0);
         let Some(ready) = Ready::new(gpu, &work, settings, &mut row)? else {
             let reason = row.reason.unwrap_or_default();
@@ -253,19 +264,19 @@ impl Ready {
         let steps = first.unwrap_or(plan.steps.len())..plan.steps.len();
         describe(row, work, &body, &plan, steps.clone());
 
-        let stateful = body.given.iter().any(|(id, _)| is_state(&body.graph, *id));
-        let most = (settings.most_bytes / bytes.max(1)).clamp(1, MOST_SETS);
-        let sets = if stateful || work.timing != Timing::Pass {
-            1
-        } else {
-            TURN_BYTES.div_ceil(row.bytes.max(1)).clamp(1, most)
-        };
         let inputs = body.inputs(settings.seed);
         let begin = Instant::now();
         let mut executors = vec![executor(gpu, &body, plan.clone(), &inputs)?];
         executors[0].run()?;
         executors[0].wait()?;
         let first_run = begin.elapsed();
+        let stateful = body.given.iter().any(|(id, _)| is_state(&body.graph, *id));
+        let most = (settings.most_bytes / bytes.max(1)).clamp(1, MOST_SETS);
+        let sets = if stateful || work.timing != Timing::Pass || first_run > LONG {
+            1
+        } else {
+            TURN_BYTES.div_ceil(row.bytes.max(1)).clamp(1, most)
+        };
         // The states are as they were before that run once they are written again.
         write_states(&body, &inputs, &executors[0])?;
         let mut found = executors[0].verify_sampled(&body.graph, settings.seed)?;
@@ -482,7 +493,7 @@ impl Ready {
         let begin = Instant::now();
         let mut repetitions = 1;
         let mut last = self.sample(gpu, work, settings, repetitions)?;
-        while work.timing != Timing::Cold {
+        while work.timing != Timing::Cold && (last as u128) < LONG.as_nanos() {
             let of_parts = if let Timing::Submission(parts) = work.timing { parts as f64 } else { 1.0 };
             let fit = SAMPLE.as_secs_f64() * 1e9 / (last * of_parts).max(1.0);
             let needed = (fit.ceil() as u64).clamp(1, MOST_REPETITIONS);
