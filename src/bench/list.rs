@@ -63,6 +63,12 @@ pub fn works(class: DeviceClass, extent: Extent, sizes: &Sizes) -> Result<Vec<Wo
     if let Some(n) = asked.flatten().find(|&&n| n == 0 || n > 1 << 20) {
         return Err(Error::config("sizes", format!("{n} is none: they are from 1 to {}", 1 << 20)));
     }
+    let most = |list: &[usize]| list.iter().copied().max().unwrap_or(1);
+    let tokens = most(&sizes.batch) * most(&sizes.seq);
+    if tokens > 1 << 28 {
+        let problem = format!("batch x seq are {tokens} tokens; {} are the most", 1 << 28);
+        return Err(Error::config("sizes", problem));
+    }
     let list = List { gpu: class != DeviceClass::Cpu, quick: extent == Extent::Quick, sizes };
     let mut all = list.ceilings();
     all.extend(list.products());
@@ -217,13 +223,12 @@ impl List<'_> {
             for s in or(&self.sizes.seq, self.of(&[64], &[32], &[32])) {
                 let config =
                     TransformerConfig { max_source: s.max(2), max_target: s.max(2), ..config.clone() };
-                let model = Transformer::new(config)?;
                 for b in or(&self.sizes.batch, &[rows]) {
-                    all.push(of_model(&model, &preset, Step, b, s));
-                    all.push(of_model(&model, &preset, Forward, b, s));
+                    all.push(of_model(&config, &preset, Step, b, s));
+                    all.push(of_model(&config, &preset, Forward, b, s));
                 }
                 for b in or(&self.sizes.batch, self.of(&[1, 32], &[1, 32], &[1])) {
-                    all.push(token(&model, &preset, b, s));
+                    all.push(token(&config, &preset, b, s));
                 }
             }
         }
@@ -246,8 +251,7 @@ impl List<'_> {
         let preset = self.of("base", "small", PRESETS[0]);
         let config = TransformerConfig::preset(preset)?;
         let config = TransformerConfig { source_vocabulary: 8000, target_vocabulary: 8000, ..config };
-        let model = Transformer::new(config)?;
-        let mut first = of_model(&model, preset, Step, self.of(8, 8, 4), 32);
+        let mut first = of_model(&config, preset, Step, self.of(8, 8, 4), 32);
         first.family = "overhead";
         first.name = format!("overhead/first_step/{preset}");
         first.tokens = None;
@@ -422,12 +426,12 @@ fn embed(pass: super::Pass, tokens: usize, v: usize, c: usize) -> Work {
     work
 }
 
-fn of_model(model: &Transformer, preset: &str, pass: super::Pass, rows: usize, s: usize) -> Work {
+fn of_model(config: &TransformerConfig, preset: &str, pass: super::Pass, rows: usize, s: usize) -> Work {
     let shape = BatchShape { rows, source_len: s, target_len: s };
-    let own = model.clone();
+    let config = config.clone();
     let build = move || {
         let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(1.0) };
-        loss(&own, shape, (pass == Step).then_some(&optimizer))
+        loss(&Transformer::new(config.clone())?, shape, (pass == Step).then_some(&optimizer))
     };
     let sizes = [("B", rows), ("S", s), ("T", s)];
     let mut work = Work::new("model", format!("model/{preset}"), &sizes, pass, build);
@@ -435,12 +439,13 @@ fn of_model(model: &Transformer, preset: &str, pass: super::Pass, rows: usize, s
     work
 }
 
-fn token(model: &Transformer, preset: &str, rows: usize, s: usize) -> Work {
+fn token(config: &TransformerConfig, preset: &str, rows: usize, s: usize) -> Work {
     let shape = BatchShape { rows, source_len: s, target_len: s };
-    let own = model.clone();
+    let config = config.clone();
     let name = format!("decode/{preset}");
     let sizes = [("B", rows), ("S", s), ("T", s)];
-    let mut work = Work::new("decode", name, &sizes, Forward, move || decode(&own, shape));
+    let mut work =
+        Work::new("decode", name, &sizes, Forward, move || decode(&Transformer::new(config.clone())?, shape));
     work.tokens = Some(rows as u64);
     work.timing = Timing::Reading;
     work

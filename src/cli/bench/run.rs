@@ -360,6 +360,15 @@ fn rate(value: Option<f64>) -> String {
     }
 }
 
+/// A reason as a table has room for; the files have all of it.
+fn short(reason: &str) -> String {
+    const MOST: usize = 120;
+    match reason.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}…", &reason[..end]),
+        None => reason.to_string(),
+    }
+}
+
 fn markdown(results: &Results) -> String {
     let mut text = String::new();
     for (index, a) in results.adapters.iter().enumerate() {
@@ -383,8 +392,10 @@ fn markdown(results: &Results) -> String {
                 let speed = row.tokens_s().map(|t| format!("{} tokens/s", rate(Some(t))));
                 let note = match (row.status, &row.reason) {
                     (Status::Ok, _) => speed.unwrap_or_default(),
-                    (Status::Wrong, reason) => format!("wrong: {}", reason.as_deref().unwrap_or("")),
-                    (Status::Skipped, reason) => format!("skipped: {}", reason.as_deref().unwrap_or("")),
+                    (Status::Wrong, reason) => format!("wrong: {}", short(reason.as_deref().unwrap_or(""))),
+                    (Status::Skipped, reason) => {
+                        format!("skipped: {}", short(reason.as_deref().unwrap_or("")))
+                    }
                 };
                 vec![
                     row.name.clone(),
