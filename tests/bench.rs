@@ -1,8 +1,9 @@
-//! The verbs of `wgformer bench` that read result files, as a person meets them.
+//! The verbs of `wgformer bench` as a person meets them, on the adapter that tests run on, and the file that they share.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use wgformer::bench::stats::{estimate, mad, median};
 use wgformer::bench::{
@@ -119,7 +120,10 @@ fn said(folder: &Path, arguments: &[&str]) -> String {
 fn fails(folder: &Path, arguments: &[&str], parts: &[&str]) -> String {
     let output = bench(folder, arguments);
     let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    // A run that takes long says how far it is.
+    let lines: Vec<&str> = error.lines().filter(|line| !line.starts_with("benchmark ")).collect();
+    assert_eq!((output.status.code(), lines.len()), (Some(1), 1), "{error}");
+    let error = lines[0];
     assert!(error.starts_with("error: ") && !error.contains("internal error"), "{error}");
     for part in parts {
         assert!(error.contains(part), "{error}, expected {part}");
@@ -271,4 +275,170 @@ fn bad_files_are_named() {
         assert!(!folder.join("out.html").exists());
     }
     fails(folder, &["report", "good.json", "--html", "no/out.html"], &["no/out.html", "there is no folder"]);
+}
+
+// ---- The file ----
+
+#[test]
+fn the_file_keeps_its_schema() {
+    let mut all = results("one", 1.0);
+    all.rows.truncate(3);
+    all.rows[0].tokens = Some(64);
+    all.rows[0].kernels[0].constants.insert("WIDTH".into(), "4".into());
+    all.adapters[0].limits.insert("max_buffer_size".into(), 1 << 30);
+    without_time(&mut all, 1, Status::Wrong, "y[3] is 4, expected 5");
+    without_time(&mut all, 2, Status::Skipped, "too large");
+    all.rows[2].verified = None;
+    // A change here that is not a field more is another schema: see benches/README.md.
+    insta::assert_json_snapshot!(all);
+}
+
+/// The types of a value and all in it.
+fn types(value: serde_json::Value) -> serde_json::Value {
+    use serde_json::Value::{Array, Bool, Null, Number, Object, String};
+    match value {
+        Null => Null,
+        Bool(_) => "bool".into(),
+        Number(n) => if n.is_f64() { "float" } else { "integer" }.into(),
+        String(_) => "string".into(),
+        Array(all) => {
+            let mut all: Vec<_> = all.into_iter().map(types).collect();
+            all.dedup();
+            all.into()
+        }
+        Object(all) => all.into_iter().map(|(name, value)| (name, types(value))).collect(),
+    }
+}
+
+/// Sizes at which a row takes no time, and few samples of it.
+const SMALL: &[&str] =
+    &["matmul/", "K 64 M 64 N 64", "--square", "64", "--quick", "--repeats", "3", "--warmup", "0"];
+
+#[test]
+fn run_writes_what_the_schema_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let text = said(folder, &[&["run", "-o", "json", "--file", "same.json"], SMALL].concat());
+    assert_eq!(fs::read_to_string(folder.join("same.json")).unwrap(), text.trim_end());
+    let mut all = Results::read(&folder.join("same.json")).unwrap();
+    let names: Vec<&str> = all.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["ceiling/copy", "ceiling/fma", "matmul/nn", "matmul/nt", "matmul/tn"]);
+    for row in &all.rows {
+        let verified = row.verified.unwrap();
+        assert_eq!((row.status, row.reason.as_deref()), (Status::Ok, None), "{}", row.key());
+        assert!(verified.elements > 0 && verified.elements <= verified.of && verified.worst <= 1.0);
+        assert!(row.flops > 0 && row.bytes > 0 && !row.kernels.is_empty());
+        let time = row.time.as_ref().unwrap();
+        assert!(time.rounds.len() >= 3 && time.min_ns <= time.median_ns && time.repetitions > 0);
+    }
+    assert_eq!((all.rows[2].flops, all.rows[2].bytes), (2 * 64 * 64 * 64, 3 * 4 * 64 * 64));
+    let adapter = &all.adapters[0];
+    assert!(adapter.ceilings.copy_gb_s > 0.0 && adapter.ceilings.fma_gflop_s > 0.0);
+    assert!(adapter.limits["max_storage_buffers_per_shader_stage"] >= 8);
+
+    // Names that differ from adapter to adapter, and what some have and others not.
+    all.environment.commit = Some(String::new());
+    all.adapters[0].limits = [("a limit".to_string(), 1)].into();
+    all.adapters[0].features = vec![String::new()];
+    all.rows.retain(|row| row.name == "matmul/nn");
+    for kernel in all.rows.iter_mut().flat_map(|row| &mut row.kernels) {
+        kernel.constants = [("A_CONSTANT".to_string(), String::new())].into();
+    }
+    insta::assert_json_snapshot!(types(serde_json::to_value(&all).unwrap()));
+}
+
+#[test]
+fn a_wrong_kernel_has_no_speed() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["run", "softmax", "--rows", "8", "--width", "64", "--quick", "--repeats", "3"];
+    let arguments =
+        [&arguments[..], &["--warmup", "0", "--wrong", "softmax", "--file", "wrong.json"]].concat();
+    let table = fails(folder.path(), &arguments, &["2 rows are wrong", "softmax C 64 rows 8 f32 forward"]);
+    assert!(table.contains("2 verified and timed, 2 wrong, 0 skipped"), "{table}");
+    for row in Results::read(&folder.path().join("wrong.json")).unwrap().rows {
+        let wrong = row.family == "softmax";
+        assert_eq!(row.status == Status::Wrong, wrong, "{}", row.key());
+        assert_eq!((row.time.is_none(), row.reason.is_some()), (wrong, wrong), "{}", row.key());
+    }
+}
+
+#[test]
+fn what_has_no_kernels_is_skipped_in_every_format() {
+    let written = |format: &str| {
+        let arguments = [&["run", "--dtype", "f16", "-o", format], SMALL].concat();
+        fails(Path::new("."), &arguments, &["nothing could run", "matmul/nn", "16-bit floats"])
+    };
+    let json: Results = serde_json::from_str(&written("json")).unwrap();
+    assert_eq!(json.rows.len(), 5);
+    for row in &json.rows {
+        assert_eq!((row.dtype.as_str(), row.status), ("f16", Status::Skipped));
+        assert!(row.reason.as_ref().is_some_and(|reason| reason.contains("16-bit floats")));
+    }
+
+    let lines = written("jsonl");
+    let lines: Vec<&str> = lines.lines().collect();
+    let head: serde_json::Value = serde_json::from_str(lines[0]).unwrap();
+    assert_eq!(head["schema"], SCHEMA);
+    assert_eq!(head["adapters"], serde_json::to_value(&json.adapters).unwrap());
+    let rows: Vec<Row> = lines[1..].iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows, json.rows);
+
+    let csv = written("csv");
+    assert_eq!(csv.lines().count(), 6, "{csv}");
+    assert!(csv.starts_with("adapter,") && csv.contains(",matmul,matmul/nn,K 64 M 64 N 64,f16,"), "{csv}");
+    // A comma in a name is within quotes.
+    let fields = |line: &str| line.split('"').step_by(2).map(|part| part.matches(',').count()).sum::<usize>();
+    assert!(csv.lines().all(|line| fields(line) == fields(csv.lines().next().unwrap())), "{csv}");
+
+    let table = written("md");
+    assert!(table.contains("0 verified and timed, 0 wrong, 5 skipped"), "{table}");
+    let lines: Vec<&str> = table.lines().filter(|line| line.starts_with('|')).collect();
+    assert_eq!(lines.len(), 2 + 5, "{table}");
+    assert!(lines[2..].iter().all(|line| line.contains("| skipped: ")), "{table}");
+}
+
+#[test]
+fn list_shows_what_run_would_time() {
+    let list = said(Path::new("."), &["list", "attention/causal", "forward", "--seq", "16,32"]);
+    let rows = list.lines().filter(|line| line.contains("attention/causal") && line.contains("forward"));
+    assert!(rows.clone().any(|line| line.contains(" S 16")) && rows.clone().any(|l| l.contains(" S 32")));
+    // Beside the ceilings, of which all others are shares.
+    assert_eq!(list.lines().count(), 2 + 2 + rows.count(), "{list}");
+}
+
+#[test]
+fn bad_requests_are_named() {
+    for (arguments, parts) in [
+        (&["run", "atention"][..], &["no row contains \"atention\"", "attention,", "bench list"][..]),
+        (&["list", "matmul/nx"], &["no row contains", "matmul/nn"]),
+        (&["run", "matmul", "softmax"], &["no row contains all of"]),
+        (&["run", "--checked"], &["--checked"]),
+    ] {
+        fails(Path::new("."), arguments, parts);
+    }
+    for (arguments, part) in [
+        (["run", "--square", "8-64"], "needs a step"),
+        (["run", "--seq", "0"], "no size from 1"),
+        (["list", "--batch", "64-8*2"], "never gets from 64 to 8"),
+        (["run", "--dtype", "f64"], "f64"),
+        (["run", "--preset", "huge"], "huge"),
+    ] {
+        let output = bench(Path::new("."), &arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.starts_with("error: ") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_no_device_holds_is_refused_at_once() {
+    let begin = Instant::now();
+    let huge = ["--batch", "1000000", "--seq", "1000000", "--preset", "tiny"];
+    fails(
+        Path::new("."),
+        &[&["run", "attention/none", "--repeats", "3", "--warmup", "0"][..], &huge].concat(),
+        &["nothing could run", "attention/none B 1000000 D 64 H 8 S 1000000 f32 forward", "needs"],
+    );
+    // The ceilings, on two busy cores; the numbers alone would take weeks.
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// A sample lasts at least this long: a hundred times what a submission and its timestamps may add to it.
 const SAMPLE: Duration = Duration::from_millis(5);
 /// The most runs in one submission: far below what a driver takes for a hang, at [`SAMPLE`] and more.
-const MOST_REPETITIONS: u64 = 1000;
+pub(super) const MOST_REPETITIONS: u64 = 1000;
 /// What takes longer than this streams through caches anyway, and is not run more often than it must be.
 const LONG: Duration = Duration::from_millis(100);
 /// The bytes that inputs used in turn have together, at least: more than the caches of most devices.
@@ -236,7 +236,7 @@ fn wrong(row: &mut Row, reason: String) {
 }
 
 /// A work that is right, ready to be timed.
-struct Ready {
+pub(super) struct Ready {
     executors: Vec<Executor>,
     steps: Range<usize>,
     bytes: u64,
@@ -248,7 +248,7 @@ struct Ready {
 
 impl Ready {
     /// Plans, compiles, runs and verifies; `None` where the row says why there is nothing to time.
-    fn new(gpu: &Gpu, work: &Work, settings: &Settings, row: &mut Row) -> Result<Option<Ready>> {
+    pub fn new(gpu: &Gpu, work: &Work, settings: &Settings, row: &mut Row) -> Result<Option<Ready>> {
         let body = (work.build)()?;
         let mut plan = Plan::new(&body.graph, &body.outputs, gpu.profile())?;
         if let Some(change) = &settings.change {
@@ -304,7 +304,7 @@ impl Ready {
     }
 
     /// One sample, in nanoseconds for a repetition.
-    fn sample(&mut self, gpu: &Gpu, work: &Work, settings: &Settings, repetitions: u64) -> Result<f64> {
+    pub fn sample(&mut self, gpu: &Gpu, work: &Work, settings: &Settings, repetitions: u64) -> Result<f64> {
         let nanos = |time: Duration, by: u64| time.as_secs_f64() * 1e9 / by as f64;
         match work.timing {
             Timing::Pass => {

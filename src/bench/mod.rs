@@ -4,6 +4,7 @@ use crate::Result;
 use std::path::Path;
 
 mod compare;
+mod developer;
 mod list;
 mod measure;
 mod result;
@@ -11,6 +12,7 @@ pub mod stats;
 mod work;
 
 pub use compare::{Compared, Comparison, Pair, Side, Verdict};
+pub use developer::Prepared;
 pub use list::{Extent, Sizes, works};
 pub use measure::{Change, Progress, Settings, adapter, measure, row};
 pub use result::{

@@ -4,7 +4,7 @@ use super::result::{Clock, Pass};
 use crate::graph::{Graph, ValueId};
 use crate::nn::{BatchShape, Objective, Optimizer, Transformer, page_name};
 use crate::rng::Rng;
-use crate::{DType, HostTensor, Result, Shape, TensorType};
+use crate::{DType, Error, HostTensor, Result, Shape, TensorType};
 use std::collections::BTreeMap;
 
 /// What an input holds. It is made when the plan is known to fit the device.
@@ -181,6 +181,9 @@ impl Work {
 
 // ---- Whole models ----
 
+/// The most bytes of a batch's logits, more than any device has.
+const MOST_LOGITS: u64 = 1 << 38;
+
 /// A model's parameters as after initialisation, as states.
 fn parameters(body: &mut Body, model: &Transformer) {
     for (i, page) in model.layout().initial(1).into_iter().enumerate() {
@@ -196,9 +199,20 @@ fn all(rows: usize, length: usize) -> Fill {
 
 /// A step of training (with an optimiser), or the loss alone, over sentences of full length.
 pub(super) fn loss(model: &Transformer, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Body> {
+    let config = model.config();
+    // Before the graph is made, which has nodes for each 128 MiB of logits.
+    let logits = (shape.rows * shape.target_len * config.target_vocabulary) as u64 * 4;
+    if logits > MOST_LOGITS {
+        let tensor = "logits".to_string();
+        return Err(Error::Limit {
+            limit: "the bytes of one batch",
+            needed: logits,
+            allowed: MOST_LOGITS,
+            tensor,
+        });
+    }
     // No more logits at a time than WebGPU's default binding holds.
     let io = model.loss_graph(shape, &Objective::default(), optimizer)?;
-    let config = model.config();
     let outputs = io.outputs();
     let mut body = Body { graph: io.graph, outputs, ..Default::default() };
     body.given = vec![

@@ -145,7 +145,14 @@ impl Transformer {
         config.validate()?;
         let mut parameters = Parameters::declaring();
         let mut graph = Graph::new();
-        let mut b = Builder::new(&mut graph, &mut parameters, &config, None);
+        // Tables of sinusoids are no parameters: here they would be worked out for nothing.
+        let declared = match config.positions {
+            Positions::Learned => config.clone(),
+            Positions::Sinusoidal | Positions::SinusoidalHalves => {
+                TransformerConfig { max_source: 1, max_target: 1, ..config.clone() }
+            }
+        };
+        let mut b = Builder::new(&mut graph, &mut parameters, &declared, None);
         let ids = b.graph.input("ids", TensorType::u32([1, 1]));
         let memory = b.encoder(ids, None)?;
         let decoded = b.decoder(ids, memory, None)?;
