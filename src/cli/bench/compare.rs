@@ -14,10 +14,10 @@ Examples:
   wgformer bench compare before.json after.json --fail-on slower
   wgformer bench compare before.json after.json -o json
 
-A row is SLOWER or FASTER when the intervals of its times are apart and the times differ by 3 % or more, SAME when
-they differ by less, and AMBIGUOUS when they differ but the machine may have caused it: run both again, longer, or on
-a quieter machine. The times are those of an undisturbed repetition: the lower decile of the rounds' fastest
-samples. Exit status 1 when a row is WRONG in one of the files.";
+A row is SLOWER or FASTER when its times differ by 3 % or more (10 % on a software adapter) and their intervals are
+apart, SAME when they differ by less than 3 %, and AMBIGUOUS when they differ but the machine may have caused it: run
+both again, longer, or on a quieter machine. The times are those of an undisturbed repetition: the lower decile of the
+rounds' fastest samples. Exit status 1 when a row is WRONG in one of the files.";
 
 /// Options of `wgformer bench compare`.
 #[derive(Debug, Args)]
