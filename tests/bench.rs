@@ -433,13 +433,15 @@ fn bad_requests_are_named() {
 #[test]
 fn what_no_device_holds_is_refused_at_once() {
     let begin = Instant::now();
-    let sizes = ["--batch", "1000000", "--seq", "200000", "--preset", "tiny"];
+    let tokens = ["run", "attention", "--batch", "1000000", "--seq", "1000000"];
+    fails(Path::new("."), &tokens, &["batch x seq", "1000000000000 tokens"]);
+    let sizes = ["--batch", "1024", "--seq", "262144", "--preset", "tiny"];
     let table = fails(
         Path::new("."),
-        &[&["run", "S 200000", "--repeats", "3", "--warmup", "0"][..], &sizes].concat(),
-        &["nothing could run", "attention/none B 1000000 D 64 H 8 S 200000 f32 forward", "needs"],
+        &[&["run", "S 262144", "--repeats", "3", "--warmup", "0"][..], &sizes].concat(),
+        &["nothing could run", "attention/none B 1024 D 64 H 8 S 262144 f32 forward", "needs"],
     );
-    let rows: Vec<&str> = table.lines().filter(|line| line.contains("S 200000")).collect();
+    let rows: Vec<&str> = table.lines().filter(|line| line.contains("S 262144")).collect();
     assert!(rows.iter().all(|row| row.contains("| skipped: ") && row.contains("needs")), "{table}");
     for name in ["attention/causal", "attention/padding", "model/tiny", "decode/tiny"] {
         assert!(rows.iter().any(|row| row.contains(name)), "{table}");
