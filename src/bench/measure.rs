@@ -119,7 +119,9 @@ pub fn measure(
             time.interval_ns = estimate.interval;
         }
     }
-    results.adapters.push(Adapter { ceilings, control_ns: control.quiet, ..adapter(gpu) });
+    // Nothing was sampled: JSON has no infinity.
+    let control_ns = if control.quiet.is_finite() { control.quiet } else { 0.0 };
+    results.adapters.push(Adapter { ceilings, control_ns, ..adapter(gpu) });
     results.rows.extend(rows);
     Ok(())
 }
