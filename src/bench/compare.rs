@@ -17,6 +17,9 @@ const COUNTS_ON_CPU: f64 = 0.1;
 /// The least ratio of two runs' controls that says that the machine was not the same.
 const OTHER_MACHINE: f64 = 1.1;
 
+/// The same of the adapters' copies, for works bound by memory.
+const OTHER_MEMORY: f64 = 1.05;
+
 /// What a comparison says of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
@@ -265,7 +268,7 @@ fn compare(
     row.ratio = Some(ratio);
     let cpu = adapters.iter().flatten().any(|a| a.class == "cpu");
     row.verdict = verdict(&side_a, &side_b, if cpu { COUNTS_ON_CPU } else { COUNTS });
-    if let Some(reason) = incomparable(time_a, time_b, adapters, across) {
+    if let Some(reason) = incomparable(a, [time_a, time_b], adapters, across) {
         row.verdict = Verdict::Ambiguous;
         row.reason = Some(reason);
     }
@@ -273,18 +276,33 @@ fn compare(
 }
 
 /// Why two times say nothing of the work, if so: other clocks, or a machine that was not the same.
-fn incomparable(a: &Sampled, b: &Sampled, adapters: [Option<&Adapter>; 2], across: bool) -> Option<String> {
-    if a.clock != b.clock {
+fn incomparable(
+    row: &Row,
+    times: [&Sampled; 2],
+    adapters: [Option<&Adapter>; 2],
+    across: bool,
+) -> Option<String> {
+    if times[0].clock != times[1].clock {
         return Some("one time is by the device's clock, the other by the host's".to_string());
     }
     let [Some(x), Some(y)] = adapters else { return None };
-    let ratio = y.control_ns / x.control_ns;
-    // Another device, or another driver, may well be faster at the control.
-    let same = !across && (&x.driver, &x.driver_version) == (&y.driver, &y.driver_version);
-    let differs = same && ratio.is_finite() && ratio > 0.0 && ratio.max(1.0 / ratio) > OTHER_MACHINE;
-    let slow = if ratio > 1.0 { "second" } else { "first" };
-    let by = 100.0 * (ratio.max(1.0 / ratio) - 1.0);
-    differs.then(|| format!("the machine was {by:.0} % slower in the {slow} file, by its control"))
+    // Another device, or another driver, may well be faster.
+    if across || (&x.driver, &x.driver_version) != (&y.driver, &y.driver_version) {
+        return None;
+    }
+    let slower = |ratio: f64, most: f64, what: &str| {
+        let known = ratio.is_finite() && ratio > 0.0 && ratio.max(1.0 / ratio) > most;
+        let file = if ratio > 1.0 { "second" } else { "first" };
+        let by = 100.0 * (ratio.max(1.0 / ratio) - 1.0);
+        known.then(|| format!("{what} was {by:.0} % slower in the {file} file"))
+    };
+    // What the memory of a machine with other guests gives changes from minute to minute, and with the pages that a
+    // process got: it says as much of a work that reads and writes more than it computes.
+    let memory_bound = x.class == "cpu"
+        && row.bytes as f64 * x.ceilings.fma_gflop_s > row.flops as f64 * x.ceilings.copy_gb_s;
+    let memory = x.ceilings.copy_gb_s / y.ceilings.copy_gb_s;
+    slower(y.control_ns / x.control_ns, OTHER_MACHINE, "the control")
+        .or_else(|| slower(memory, OTHER_MEMORY, "the adapter's own copy").filter(|_| memory_bound))
 }
 
 /// What two times of the same work say; differences of less than `counts` make nothing faster or slower, nor do intervals
