@@ -1,6 +1,7 @@
 //! `wgformer bench`: how fast are the kernels, and are they as fast as they were?
 
 mod compare;
+mod format;
 mod report;
 mod run;
 mod sweep;
