@@ -4,14 +4,17 @@ use super::result::Pass::{Backward, Forward, Step};
 use super::work::{Body, Fill, Timing, Work, decode, loss};
 use crate::graph::ValueId;
 use crate::nn::{BatchShape, Optimizer, PRESETS, Transformer, TransformerConfig};
+use crate::ops::argmax::argmax;
 use crate::ops::attention::{Attention, AttentionInputs, Packing, attention};
+use crate::ops::column_sum::column_sum;
 use crate::ops::cross_entropy::{CrossEntropy, count_targets, cross_entropy};
+use crate::ops::dropout::residual_dropout;
 use crate::ops::elementwise::{self, Activation};
 use crate::ops::embedding::{EmbeddingInputs, embedding};
 use crate::ops::layer_norm::layer_norm;
 use crate::ops::matmul::{Form, MatMul, matmul};
 use crate::ops::optimizer::{AdamPages, AdamSettings, adam, gradient_norm};
-use crate::ops::{fma::fma, softmax::softmax};
+use crate::ops::{fma::fma, random::Dropout, softmax::softmax};
 use crate::{DeviceClass, Error, HostTensor, Result, TensorType};
 use std::collections::HashSet;
 
@@ -170,6 +173,13 @@ impl List<'_> {
                 for pass in [Forward, Backward] {
                     all.push(norm(pass, rows, c));
                     all.push(soft(pass, rows, c));
+                    if !self.quick {
+                        all.push(gelu(pass, rows, c));
+                        all.push(drop(pass, rows, c));
+                    }
+                }
+                if !self.quick {
+                    all.push(columns(rows, c));
                 }
             }
         }
@@ -182,6 +192,9 @@ impl List<'_> {
         for v in or(&self.sizes.vocabulary, &[32_000]) {
             for rows in or(&self.sizes.rows, &[own]) {
                 all.extend([Forward, Step].map(|pass| entropy(pass, rows, v)));
+                if !self.quick {
+                    all.push(largest(rows, v));
+                }
             }
             let tokens = self.of(16_384, 2048, 2048);
             for tokens in or(&self.sizes.rows, &[tokens]) {
@@ -395,6 +408,51 @@ fn soft(pass: super::Pass, rows: usize, c: usize) -> Work {
         finish(body, out, &[x], pass)
     };
     Work::new("softmax", "softmax", &[("rows", rows), ("C", c)], pass, build)
+}
+
+fn gelu(pass: super::Pass, rows: usize, c: usize) -> Work {
+    let build = move || {
+        let mut body = Body::default();
+        let x = body.normal("x", [rows, c]);
+        let out = elementwise::activate(&mut body.graph, Activation::Gelu, x)?;
+        finish(body, out, &[x], pass)
+    };
+    Work::new("elementwise", "elementwise/gelu", &[("rows", rows), ("C", c)], pass, build)
+}
+
+/// Before a residual sum, as the sub-layers of a model have it.
+fn drop(pass: super::Pass, rows: usize, c: usize) -> Work {
+    let build = move || {
+        let mut body = Body::default();
+        let (x, residual) = (body.normal("x", [rows, c]), body.normal("residual", [rows, c]));
+        let seed = body.fixed("seed", HostTensor::u32([2], vec![1, 1]));
+        let dropout = Dropout { p: 0.1, site: 1 };
+        let out = residual_dropout(&mut body.graph, residual, x, Some(dropout), Some(seed))?;
+        finish(body, out, &[x], pass)
+    };
+    Work::new("dropout", "dropout/residual", &[("rows", rows), ("C", c)], pass, build)
+}
+
+/// The gradient of a bias.
+fn columns(rows: usize, c: usize) -> Work {
+    let build = move || {
+        let mut body = Body::default();
+        let x = body.normal("x", [rows, c]);
+        body.outputs = vec![column_sum(&mut body.graph, x)?];
+        Ok(body)
+    };
+    Work::new("column_sum", "column_sum", &[("rows", rows), ("C", c)], Forward, build)
+}
+
+/// The symbols that greedy decoding says.
+fn largest(rows: usize, v: usize) -> Work {
+    let build = move || {
+        let mut body = Body::default();
+        let x = body.normal("logits", [rows, v]);
+        body.outputs = vec![argmax(&mut body.graph, x, 1)?];
+        Ok(body)
+    };
+    Work::new("argmax", "argmax", &[("rows", rows), ("V", v)], Forward, build)
 }
 
 /// The loss alone, or with the gradient, which one kernel computes together with it.
