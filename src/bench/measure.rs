@@ -27,7 +27,7 @@ const MOST_SETS: u64 = 4;
 /// The rows that are timed in turn.
 const TOGETHER: usize = 16;
 /// The share of the time left that goes to sampling; the rest is for making inputs, compilation and verification.
-const SAMPLING: f64 = 0.6;
+const SAMPLING: f64 = 0.4;
 
 /// A change to a kernel before it is compiled.
 pub type Change = dyn Fn(&mut Kernel);
