@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use wgformer::bench::stats::{estimate, mad, median};
 use wgformer::bench::{
     Adapter, Ceilings, Clock, Environment, KernelUse, Pass, Results, Row, SCHEMA, Sampled, Status, Verified,
 };
@@ -14,19 +13,8 @@ use wgformer::bench::{
 fn sampled(ns: f64) -> Sampled {
     let rounds: Vec<Vec<f64>> =
         (0..10).map(|i| (0..3).map(|j| ns * (1.0 + 0.001 * f64::from((i + 2 * j) % 6))).collect()).collect();
-    let all = rounds.concat();
-    Sampled {
-        clock: Clock::Host,
-        median_ns: median(&all).unwrap(),
-        min_ns: ns,
-        mad_ns: mad(&all).unwrap(),
-        interval_ns: estimate(&rounds, &[], 1.0).unwrap().interval,
-        compile_ns: 1e6,
-        control_ns: vec![1.0; rounds.len()],
-        rounds,
-        repetitions: 1,
-        inputs_in_turn: 1,
-    }
+    let control = vec![1.0; rounds.len()];
+    Sampled { compile_ns: 1e6, ..Sampled::new(Clock::Host, rounds, control, 1.0).unwrap() }
 }
 
 fn row(adapter: usize, name: &str, length: u64, pass: Pass, ns: f64) -> Row {

@@ -146,7 +146,8 @@ impl Comparison {
                 Some(other) => {
                     let pair = Pair { a: row.adapter, b: other.adapter };
                     let adapters = [a.adapters.get(row.adapter), b.adapters.get(other.adapter)];
-                    comparison.rows.push(compare(pair, adapters, across, adapter, key, row, other)?);
+                    let compared = Compared::new(pair, adapter, [row, other], adapters);
+                    comparison.rows.push(compared.judge([row, other], adapters, across)?);
                 }
                 None => comparison.only_a.push((adapter, key)),
             }
@@ -221,58 +222,58 @@ fn pair_adapters(a: &Results, b: &Results) -> Result<(Vec<Pair>, bool)> {
     Ok((pairs, false))
 }
 
-#[allow(clippy::too_many_arguments)]
-fn compare(
-    pair: Pair,
-    adapters: [Option<&Adapter>; 2],
-    across: bool,
-    adapter: String,
-    key: String,
-    a: &Row,
-    b: &Row,
-) -> Result<Compared> {
-    let mut row = Compared {
-        pair,
-        adapter,
-        row: key,
-        verdict: Verdict::Skipped,
-        reason: None,
-        ratio: None,
-        a: a.time.as_ref().map(|time| Side::of(time, adapters[0])),
-        b: b.time.as_ref().map(|time| Side::of(time, adapters[1])),
-    };
-    for (file, side) in [("first", a), ("second", b)] {
-        let verdict = match side.status {
-            Status::Ok => continue,
-            Status::Wrong => Verdict::Wrong,
-            Status::Skipped => Verdict::Skipped,
+impl Compared {
+    /// A row of both files, of which nothing is said yet.
+    fn new(pair: Pair, adapter: String, rows: [&Row; 2], adapters: [Option<&Adapter>; 2]) -> Compared {
+        let side = |i: usize| rows[i].time.as_ref().map(|time| Side::of(time, adapters[i]));
+        Compared {
+            pair,
+            adapter,
+            row: rows[0].key(),
+            verdict: Verdict::Skipped,
+            reason: None,
+            ratio: None,
+            a: side(0),
+            b: side(1),
+        }
+    }
+
+    /// Says what there is to say.
+    fn judge(mut self, [a, b]: [&Row; 2], adapters: [Option<&Adapter>; 2], across: bool) -> Result<Compared> {
+        for (file, side) in [("first", a), ("second", b)] {
+            let verdict = match side.status {
+                Status::Ok => continue,
+                Status::Wrong => Verdict::Wrong,
+                Status::Skipped => Verdict::Skipped,
+            };
+            if self.reason.is_none() || verdict < self.verdict {
+                self.verdict = verdict;
+                let reason = side.reason.as_deref().unwrap_or("no reason given");
+                self.reason = Some(format!("in the {file} file: {reason}"));
+            }
+        }
+        let (Some(time_a), Some(time_b), Some(side_a), Some(side_b)) = (&a.time, &b.time, self.a, self.b)
+        else {
+            return Ok(self);
         };
-        if row.reason.is_none() || verdict < row.verdict {
-            row.verdict = verdict;
-            let reason = side.reason.as_deref().unwrap_or("no reason given");
-            row.reason = Some(format!("in the {file} file: {reason}"));
+        for (what, x, y) in [("floating-point operations", a.flops, b.flops), ("bytes", a.bytes, b.bytes)] {
+            if x != y {
+                return Err(Error::Input(format!(
+                    "the row {:?} is not the same work in both files: {x} and {y} {what}",
+                    self.row
+                )));
+            }
         }
-    }
-    let (Some(time_a), Some(time_b), Some(side_a), Some(side_b)) = (&a.time, &b.time, row.a, row.b) else {
-        return Ok(row);
-    };
-    for (what, x, y) in [("floating-point operations", a.flops, b.flops), ("bytes", a.bytes, b.bytes)] {
-        if x != y {
-            return Err(Error::Input(format!(
-                "the row {:?} is not the same work in both files: {x} and {y} {what}",
-                row.row
-            )));
+        let ratio = side_b.ns / side_a.ns;
+        self.ratio = Some(ratio);
+        let cpu = adapters.iter().flatten().any(|a| a.class == "cpu");
+        self.verdict = verdict(&side_a, &side_b, if cpu { COUNTS_ON_CPU } else { COUNTS });
+        if let Some(reason) = incomparable(a, [time_a, time_b], adapters, across) {
+            self.verdict = Verdict::Ambiguous;
+            self.reason = Some(reason);
         }
+        Ok(self)
     }
-    let ratio = side_b.ns / side_a.ns;
-    row.ratio = Some(ratio);
-    let cpu = adapters.iter().flatten().any(|a| a.class == "cpu");
-    row.verdict = verdict(&side_a, &side_b, if cpu { COUNTS_ON_CPU } else { COUNTS });
-    if let Some(reason) = incomparable(a, [time_a, time_b], adapters, across) {
-        row.verdict = Verdict::Ambiguous;
-        row.reason = Some(reason);
-    }
-    Ok(row)
 }
 
 /// Why two times say nothing of the work, if so: other clocks, or a machine that was not the same.
@@ -324,24 +325,12 @@ fn verdict(a: &Side, b: &Side, counts: f64) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::stats::{mad, median};
     use crate::bench::{Ceilings, Clock, Environment, Pass, SCHEMA};
     use crate::rng::Rng;
 
     fn sampled(rounds: Vec<Vec<f64>>) -> Sampled {
-        let all = rounds.concat();
-        Sampled {
-            clock: Clock::Host,
-            median_ns: median(&all).unwrap(),
-            min_ns: all.iter().copied().fold(f64::INFINITY, f64::min),
-            mad_ns: mad(&all).unwrap(),
-            interval_ns: estimate(&rounds, &[], 1.0).unwrap().interval,
-            compile_ns: 0.0,
-            control_ns: vec![1.0; rounds.len()],
-            rounds,
-            repetitions: 1,
-            inputs_in_turn: 1,
-        }
+        let control = vec![1.0; rounds.len()];
+        Sampled::new(Clock::Host, rounds, control, 1.0).unwrap()
     }
 
     fn adapter(name: &str, backend: &str) -> Adapter {

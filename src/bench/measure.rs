@@ -10,7 +10,7 @@ use crate::kernel::{Const, Kernel};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::verify::Verification;
-use crate::{DeviceClass, Error, ErrorKind, HostTensor, Result};
+use crate::{DeviceClass, Error, HostTensor, Result};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ pub struct Progress<'a> {
 /// run, or is wrong, is a row that says so. The ceilings are set where they are among the works.
 ///
 /// # Errors
-/// When the device is lost, or the control is wrong on it.
+/// When the device is lost.
 pub fn measure(
     gpu: &Gpu,
     works: &[Work],
@@ -93,7 +93,7 @@ pub fn measure(
                     waiting.push((i, ready));
                 }
                 Ok(None) => {}
-                Err(e) => fail(&mut rows[i], e)?,
+                Err(e) => fail(gpu, &mut rows[i], e)?,
             }
         }
         if i + 1 == works.len() || waiting.len() == TOGETHER || 2 * held > settings.most_bytes {
@@ -119,17 +119,17 @@ pub fn measure(
             time.interval_ns = estimate.interval;
         }
     }
-    // Nothing was sampled: JSON has no infinity.
+    // JSON has no infinity.
     let control_ns = if control.quiet.is_finite() { control.quiet } else { 0.0 };
     results.adapters.push(Adapter { ceilings, control_ns, ..adapter(gpu) });
     results.rows.extend(rows);
     Ok(())
 }
 
-/// What is timed beside every round.
+/// What is timed beside every round; nothing where it is wrong on the device, or cannot run.
 struct Control {
     work: Work,
-    ready: Ready,
+    ready: Option<Ready>,
     /// The fastest so far.
     quiet: f64,
 }
@@ -138,7 +138,7 @@ impl Control {
     fn new(gpu: &Gpu, settings: &Settings) -> Result<Control> {
         let mut usual = Self::of(gpu, settings, false)?;
         // Ten times what it should take.
-        match usual.sample(gpu, settings)? > 20e6 {
+        match usual.sample(gpu, settings)?.is_some_and(|time| time > 20e6) {
             true => Self::of(gpu, settings, true),
             false => Ok(usual),
         }
@@ -146,20 +146,21 @@ impl Control {
 
     fn of(gpu: &Gpu, settings: &Settings, slow: bool) -> Result<Control> {
         let work = control(gpu.profile().class, slow);
-        let mut row = row(&work, 0);
-        let Some(ready) = Ready::new(gpu, &work, settings, &mut row)? else {
-            let reason = row.reason.unwrap_or_default();
-            return Err(Error::Device(format!("multiply-adds are wrong on this adapter: {reason}")));
+        // The work of the same kernel among the ceilings says why.
+        let ready = match Ready::new(gpu, &work, settings, &mut row(&work, 0)) {
+            Err(e) if gpu.is_lost() => return Err(e),
+            ready => ready.ok().flatten(),
         };
         Ok(Control { work, ready, quiet: f64::INFINITY })
     }
 
     /// The faster of two samples: one may have waited for something short.
-    fn sample(&mut self, gpu: &Gpu, settings: &Settings) -> Result<f64> {
-        let mut one = || self.ready.sample(gpu, &self.work, settings, 1);
+    fn sample(&mut self, gpu: &Gpu, settings: &Settings) -> Result<Option<f64>> {
+        let Some(ready) = &mut self.ready else { return Ok(None) };
+        let mut one = || ready.sample(gpu, &self.work, settings, 1);
         let time = one()?.min(one()?);
         self.quiet = self.quiet.min(time);
-        Ok(time)
+        Ok(Some(time))
     }
 }
 
@@ -222,12 +223,11 @@ fn skip(row: &mut Row, reason: String) {
 }
 
 /// A row whose work failed. A device that is lost ends everything.
-fn fail(row: &mut Row, error: Error) -> Result<()> {
-    let text = error.to_string();
-    if error.kind() == ErrorKind::Device && text.contains("lost") {
+fn fail(gpu: &Gpu, row: &mut Row, error: Error) -> Result<()> {
+    if gpu.is_lost() {
         return Err(error);
     }
-    skip(row, text);
+    skip(row, error.to_string());
     Ok(())
 }
 
@@ -272,18 +272,21 @@ impl Ready {
         executors[0].run()?;
         executors[0].wait()?;
         let first_run = begin.elapsed();
+        // The states are as they were before that run once they are written again.
+        write_states(&body, &inputs, &executors[0])?;
+        let mut found = executors[0].verify_sampled(&body.graph, settings.seed)?;
+        let begin = Instant::now();
+        executors[0].run()?;
+        executors[0].wait()?;
+        let usual_run = begin.elapsed();
+        found.compare_states(&executors[0])?;
         let stateful = body.given.iter().any(|(id, _)| is_state(&body.graph, *id));
         let most = (settings.most_bytes / bytes.max(1)).clamp(1, MOST_SETS);
-        let sets = if stateful || work.timing != Timing::Pass || first_run > LONG {
+        let sets = if stateful || work.timing != Timing::Pass || usual_run > LONG {
             1
         } else {
             TURN_BYTES.div_ceil(row.bytes.max(1)).clamp(1, most)
         };
-        // The states are as they were before that run once they are written again.
-        write_states(&body, &inputs, &executors[0])?;
-        let mut found = executors[0].verify_sampled(&body.graph, settings.seed)?;
-        executors[0].run()?;
-        found.compare_states(&executors[0])?;
         for _ in 1..sets {
             executors.push(executor(gpu, &body, plan.clone(), &inputs)?);
         }
@@ -313,9 +316,9 @@ impl Ready {
                 let timed = gpu.time(&mut self.executors, self.steps.clone(), repetitions as usize)?;
                 Ok(nanos(timed.device.unwrap_or(timed.host), repetitions))
             }
-            Timing::Submission(parts) => {
+            Timing::Submission(_) => {
                 let timed = gpu.time(&mut self.executors, self.steps.clone(), repetitions as usize)?;
-                Ok(nanos(timed.host, repetitions * parts))
+                Ok(nanos(timed.host, repetitions * work.parts()))
             }
             Timing::Reading => {
                 let begin = Instant::now();
@@ -364,10 +367,7 @@ fn write_states(body: &Body, inputs: &[HostTensor], executor: &Executor) -> Resu
 
 /// What a row says of its work beside the time.
 fn describe(row: &mut Row, work: &Work, body: &Body, plan: &Plan, steps: Range<usize>) {
-    let parts = match work.timing {
-        Timing::Submission(parts) => parts,
-        _ => 1,
-    };
+    let parts = work.parts();
     let counted = &plan.steps[steps];
     row.flops = work.flops.unwrap_or_else(|| counted.iter().map(|s| s.flops).sum::<u64>()) / parts;
     row.bytes = work.bytes.unwrap_or_else(|| touched(body, plan, counted)) / parts;
@@ -430,7 +430,8 @@ fn sample(
     let mut courses = Vec::new();
     for (i, ready) in waiting.iter_mut() {
         let course = ready.warm_up(gpu, &works[*i], settings).map(|(time, repetitions)| {
-            let fit = each.as_secs_f64() * 1e9 / (time * repetitions as f64).max(1.0);
+            let sample = time * (repetitions * works[*i].parts()) as f64;
+            let fit = each.as_secs_f64() * 1e9 / sample.max(1.0);
             let rounds = (fit as usize).clamp(3, settings.rounds.max(3));
             let samples = (fit as usize / rounds).clamp(1, settings.samples.max(1));
             Course { repetitions, rounds, samples, taken: Vec::new(), control: Vec::new() }
@@ -438,7 +439,7 @@ fn sample(
         match course {
             Ok(course) => courses.push(Some(course)),
             Err(e) => {
-                fail(&mut rows[*i], e)?;
+                fail(gpu, &mut rows[*i], e)?;
                 courses.push(None);
             }
         }
@@ -446,12 +447,12 @@ fn sample(
     for round in 0..settings.rounds.max(3) {
         for ((i, ready), course) in waiting.iter_mut().zip(&mut courses) {
             let Some(c) = course.as_mut().filter(|c| round < c.rounds) else { continue };
-            c.control.push(control.sample(gpu, settings)?);
+            c.control.extend(control.sample(gpu, settings)?);
             let mut take = || ready.sample(gpu, &works[*i], settings, c.repetitions);
             match (0..c.samples).map(|_| take()).collect::<Result<Vec<f64>>>() {
                 Ok(samples) => c.taken.push(samples),
                 Err(e) => {
-                    fail(&mut rows[*i], e)?;
+                    fail(gpu, &mut rows[*i], e)?;
                     *course = None;
                 }
             }
@@ -462,27 +463,24 @@ fn sample(
         let row = &mut rows[*i];
         // Where runs change nothing, the last of them must have left what was verified before the first.
         if let Some(right) = &mut ready.right {
-            ready.executors.iter().try_for_each(|e| right.compare_outputs(e))?;
+            if let Err(e) = ready.executors.iter().try_for_each(|e| right.compare_outputs(e)) {
+                fail(gpu, row, e)?;
+                continue;
+            }
             if let Some(trouble) = right.troubles.first() {
                 wrong(row, format!("after the samples: {trouble}"));
                 continue;
             }
         }
-        let all: Vec<f64> = c.taken.iter().flatten().copied().collect();
-        let (Some(median_ns), Some(mad_ns)) = (stats::median(&all), stats::mad(&all)) else { continue };
+        // The interval is known when the fastest control of the run is.
+        let clock = works[*i].clock(gpu.timestamps());
+        let Some(time) = Sampled::new(clock, c.taken, c.control, f64::INFINITY) else { continue };
         row.status = Status::Ok;
         row.time = Some(Sampled {
-            clock: works[*i].clock(gpu.timestamps()),
-            median_ns,
-            min_ns: all.iter().copied().fold(f64::INFINITY, f64::min),
-            mad_ns,
-            // Known when the fastest control of the run is.
-            interval_ns: [median_ns; 2],
-            control_ns: c.control,
-            compile_ns: (ready.first_run.as_secs_f64() * 1e9 - median_ns).max(0.0),
-            rounds: c.taken,
+            compile_ns: (ready.first_run.as_secs_f64() * 1e9 - time.median_ns).max(0.0),
             repetitions: c.repetitions,
             inputs_in_turn: ready.executors.len() as u64,
+            ..time
         });
     }
     Ok(())
@@ -496,8 +494,7 @@ impl Ready {
         let mut repetitions = 1;
         let mut last = self.sample(gpu, work, settings, repetitions)?;
         while work.timing != Timing::Cold && (last as u128) < LONG.as_nanos() {
-            let of_parts = if let Timing::Submission(parts) = work.timing { parts as f64 } else { 1.0 };
-            let fit = SAMPLE.as_secs_f64() * 1e9 / (last * of_parts).max(1.0);
+            let fit = SAMPLE.as_secs_f64() * 1e9 / (last * work.parts() as f64).max(1.0);
             let needed = (fit.ceil() as u64).clamp(1, MOST_REPETITIONS);
             let now = self.sample(gpu, work, settings, needed)?;
             let stable = needed <= 2 * repetitions && (now - last).abs() <= 0.05 * last;

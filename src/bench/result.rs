@@ -1,5 +1,6 @@
 //! The result file: JSON of one object [`Results`]. `benches/README.md` describes it; [`SCHEMA`] counts its changes.
 
+use super::stats;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -213,6 +214,26 @@ pub struct Sampled {
     pub repetitions: u64,
     /// The sets of inputs that were used in turn.
     pub inputs_in_turn: u64,
+}
+
+impl Sampled {
+    /// What rounds of samples say, in nanoseconds; `quiet` is the fastest control of the run. None without samples. They
+    /// are taken to be of one repetition and one set of inputs, compiled in no time.
+    pub fn new(clock: Clock, rounds: Vec<Vec<f64>>, control_ns: Vec<f64>, quiet: f64) -> Option<Sampled> {
+        let all = rounds.concat();
+        Some(Sampled {
+            clock,
+            median_ns: stats::median(&all)?,
+            min_ns: all.iter().copied().min_by(f64::total_cmp)?,
+            mad_ns: stats::mad(&all)?,
+            interval_ns: stats::estimate(&rounds, &control_ns, quiet)?.interval,
+            compile_ns: 0.0,
+            rounds,
+            control_ns,
+            repetitions: 1,
+            inputs_in_turn: 1,
+        })
+    }
 }
 
 impl Row {

@@ -100,7 +100,7 @@ fn ends(n: usize) -> Option<[usize; 2]> {
         if at_most <= MISSED {
             low = k;
         }
-        // It is below the quartile when more than k are.
+        // It is below the decile when more than k are.
         if 1.0 - at_most <= MISSED {
             return Some([low, k]);
         }

@@ -171,6 +171,14 @@ impl Work {
         super::result::sizes(&self.shape)
     }
 
+    /// The equal parts of a run, of which one counts.
+    pub(super) fn parts(&self) -> u64 {
+        match self.timing {
+            Timing::Submission(parts) => parts,
+            _ => 1,
+        }
+    }
+
     pub(super) fn clock(&self, timestamps: bool) -> Clock {
         match self.timing {
             Timing::Pass if timestamps => Clock::Device,

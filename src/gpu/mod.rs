@@ -354,6 +354,11 @@ impl Gpu {
         self.shared.device.features().contains(wgpu::Features::TIMESTAMP_QUERY)
     }
 
+    /// Whether the device is known to be lost. Of a caller's own device that is never known: no callback is installed on it.
+    pub fn is_lost(&self) -> bool {
+        lock(&self.shared.lost).is_some()
+    }
+
     /// The device, for a caller that shares it.
     pub fn device(&self) -> &wgpu::Device {
         &self.shared.device
