@@ -20,7 +20,7 @@ mod model;
 mod mutations;
 mod properties;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,6 +38,8 @@ pub struct Passed {
     pub checks: usize,
     /// By name, with the largest error as a share of what is allowed.
     pub kernels: BTreeMap<String, f64>,
+    /// Those of them that ran with runtime checks too.
+    pub checked: BTreeSet<String>,
 }
 
 impl Passed {
@@ -83,7 +85,7 @@ fn of_case(op: &str, case: Case) -> Vec<Test> {
 fn kernels(case: &Case, on: &Runner) -> Outcome {
     let report = case.kernels(on);
     if report.problems.is_empty() {
-        return Ok(Passed { checks: report.runs, kernels: report.kernels });
+        return Ok(Passed { checks: report.runs, kernels: report.kernels, checked: report.checked });
     }
     Err(report.problems.iter().map(|p| format!("{}: {}", p.variant, p.text)).collect())
 }
@@ -206,7 +208,7 @@ fn run(options: Options) -> Result<(), String> {
     let results = run_all(&chosen, &runners, options.seed);
     println!();
     let (passed, failed) = table(&chosen, &results);
-    shares(&results);
+    let unchecked = shares(&results);
     slowest(&chosen, &results);
     if runner.is_none() {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();
@@ -219,6 +221,9 @@ fn run(options: Options) -> Result<(), String> {
     println!("{passed} passed, {failed} failed");
     if failed > 0 {
         return Err(format!("{failed} tests failed"));
+    }
+    if options.runs(2) && options.filter.is_empty() && !options.brief && !unchecked.is_empty() {
+        return Err(format!("no case has run {} with runtime checks", unchecked.join(", ")));
     }
     if passed == 0 { Err("nothing ran".to_string()) } else { Ok(()) }
 }
@@ -313,19 +318,27 @@ fn failure(test: &Test, seed: u64, problems: &[String]) {
     );
 }
 
-/// Prints which kernels ran, and how much of what is allowed each of them has needed.
-fn shares(results: &Results) {
+/// Prints which kernels ran, and how much of what is allowed each of them has needed; those that never ran with runtime
+/// checks.
+fn shares(results: &Results) -> Vec<String> {
     let mut worst: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut checked = BTreeSet::new();
     for passed in results.iter().filter_map(|(outcome, _)| outcome.as_ref()?.as_ref().ok()) {
+        checked.extend(passed.checked.iter().map(String::as_str));
         for (kernel, share) in &passed.kernels {
             let known = worst.entry(kernel).or_default();
             *known = known.max(*share);
         }
     }
-    println!("kernels run: {}; largest error as a share of what is allowed:", worst.len());
-    for (kernel, share) in worst {
+    println!(
+        "kernels run: {}, with runtime checks too: {}; largest error as a share of what is allowed:",
+        worst.len(),
+        checked.len()
+    );
+    for (kernel, share) in &worst {
         println!("  {kernel:<36}{share:>8.3}");
     }
+    worst.into_keys().filter(|kernel| !checked.contains(kernel)).map(str::to_string).collect()
 }
 
 /// Prints which tests took longest.

@@ -248,18 +248,19 @@ fn sequences(count: usize, seed: u64) -> Vec<Example> {
 
 /// Learns to copy, then copies 100 sequences that it has not seen: every symbol right.
 fn copying(on: &Runner) -> Result<Vec<String>> {
-    const STEPS: u64 = 300;
+    const STEPS: u64 = 250;
     let config = TransformerConfig {
         dropout: 0.0,
         attention_dropout: 0.0,
         heads: 2,
+        positions: Positions::Learned,
         encoder_layers: 1,
         decoder_layers: 1,
         ..tiny()
     };
     let settings = TrainerSettings {
         seed: 7,
-        schedule: Schedule { decay: Decay::InverseSqrt, rate: 6e-3, warmup: 50, steps: STEPS, width: 32 },
+        schedule: Schedule { decay: Decay::Cosine, rate: 1e-2, warmup: 50, steps: STEPS, width: 32 },
         adam: AdamSettings::transformer(),
         clip_norm: Some(1.0),
         objective: Objective::default(),
@@ -267,7 +268,7 @@ fn copying(on: &Runner) -> Result<Vec<String>> {
     let model = Transformer::new(config)?;
     let mut trainer = Trainer::new(&on.gpu, model.clone(), settings)?;
     let options = BatchOptions {
-        size: BatchSize::Sentences(32),
+        size: BatchSize::Sentences(16),
         max_buckets: 2,
         max_source: 24,
         max_target: 24,

@@ -10,10 +10,10 @@ use crate::gpu::{Gpu, Memory};
 use crate::graph::{Graph, Interpreter, Role, ValueId, to_host};
 use crate::kernel::{Access, Kernel};
 use crate::plan::Plan;
-use crate::rng::Rng;
+use crate::rng::{Rng, fnv1a};
 use crate::verify::{Order, Prepared, Replay};
-use crate::{DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
-use std::collections::{BTreeMap, HashMap};
+use crate::{DeviceClass, DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a case builds: a graph, and values for its inputs and states.
@@ -233,14 +233,18 @@ impl Case {
         report
     }
 
+    /// Whether this is one of those cases, one in `n`, that do something that takes long. By its letters, so that neighbours,
+    /// which tend to differ in one option, are not all in or out.
+    fn is_one_of(&self, n: u64) -> bool {
+        fnv1a(self.name.as_bytes()) % n == 0
+    }
+
     fn try_kernels(&self, on: &Runner, report: &mut CaseReport) -> Result<()> {
         let built = self.built(on.seed)?;
         let graph = &built.build.graph;
         let mut seen: Vec<Plan> = Vec::new();
-        // By its letters, so that neighbours, which tend to differ in one option, are not all in or out.
-        let chosen = self.name.bytes().fold(0, |sum, b| 31 * sum % 257 + u32::from(b)) % 2 == 0;
         for (variant, profile) in profiles(&on.gpu) {
-            if on.brief && variant != OWN && !chosen {
+            if on.brief && variant != OWN && !self.is_one_of(2) {
                 continue;
             }
             let mut plan = Plan::new(graph, &built.fetched, &profile)?;
@@ -272,7 +276,13 @@ impl Case {
         let names: Vec<String> = plan.kernels.iter().map(|k| k.name.clone()).collect();
         let results = self.on_gpu(&on.gpu, plan.clone(), built)?;
         let mut runs = 1;
-        let kernels = on.prepared(plan, variant == OWN)?;
+        let first = on.has_new(&names);
+        let compiles_slowly = on.gpu.profile().class == DeviceClass::Cpu;
+        let checks = !on.brief && (first || !compiles_slowly || self.is_one_of(CHECKED));
+        let kernels = on.prepared(plan, variant == OWN, checks)?;
+        if checks {
+            report.checked.extend(names.iter().cloned());
+        }
         let controlled = kernels.iter().any(|k| k.controlled);
         let orders = [Order::Natural, Order::Reversed];
         for order in orders.into_iter().take(1 + controlled as usize) {
@@ -432,6 +442,10 @@ fn same(a: &Plan, b: &Plan) -> bool {
     a.kernels == b.kernels && a.params == b.params && a.steps.iter().map(step).eq(b.steps.iter().map(step))
 }
 
+/// On software adapters, where checks make kernels take three times as long to compile, one case in so many runs with
+/// them, and each that has a kernel which no case before had.
+const CHECKED: u64 = 4;
+
 /// What running a case's kernels gave.
 #[derive(Clone, Debug, Default)]
 pub struct CaseReport {
@@ -439,6 +453,8 @@ pub struct CaseReport {
     pub runs: usize,
     /// The kernels that ran, each with its largest error as a share of the bound.
     pub kernels: BTreeMap<String, f64>,
+    /// Those of them that ran with runtime checks too.
+    pub checked: BTreeSet<String>,
     /// What was wrong.
     pub problems: Vec<Finding>,
 }
@@ -465,6 +481,8 @@ pub struct Runner {
     /// For a second adapter whose compiler is slow: no runtime checks; kernels that are chosen for other devices run in half
     /// of the cases, and as they are, without poison or another order.
     pub brief: bool,
+    /// The names of kernels that ran so far.
+    known: Mutex<BTreeSet<String>>,
     /// The texts of kernels with workgroup memory as changed for tests; `None` for those without.
     instrumented: Mutex<HashMap<Kernel, Option<Arc<Kernel>>>>,
 }
@@ -472,12 +490,25 @@ pub struct Runner {
 impl Runner {
     /// A runner on a device.
     pub fn new(gpu: Gpu, seed: u64) -> Runner {
-        Runner { gpu, seed, change: None, brief: false, instrumented: Mutex::default() }
+        Runner {
+            gpu,
+            seed,
+            change: None,
+            brief: false,
+            known: Mutex::default(),
+            instrumented: Mutex::default(),
+        }
+    }
+
+    /// Whether one of these is the first of its name.
+    fn has_new(&self, names: &[String]) -> bool {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().fold(false, |new, name| known.insert(name.clone()) || new)
     }
 
     /// The kernels of a plan for a replay.
-    fn prepared(&self, plan: &Plan, own: bool) -> Result<Vec<Prepared>> {
-        let checked = self.gpu.checked(!self.brief);
+    fn prepared(&self, plan: &Plan, own: bool, checks: bool) -> Result<Vec<Prepared>> {
+        let checked = self.gpu.checked(checks);
         let one = |kernel| match self.brief && !own {
             true => Ok(Prepared { solo: self.gpu.solo(kernel)?, controlled: false }),
             false => self.prepare(&checked, kernel),
