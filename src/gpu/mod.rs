@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+mod compile;
 mod executor;
 mod memory;
 mod profile;
@@ -31,7 +32,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a wait for the device may take before it counts as hung. A GPU's driver gives up after seconds; software
 /// adapters on a busy machine are what needs minutes.
@@ -58,6 +59,7 @@ struct Shared {
     compiled: AtomicU64,
     compile_nanos: AtomicU64,
     allocated: Arc<Counters>,
+    helpers: Option<compile::Helpers>,
     /// Why the device was lost; only filled on a device that is ours.
     lost: Arc<Mutex<Option<String>>>,
 }
@@ -93,8 +95,8 @@ pub struct Allocations {
     pub live_bytes: u64,
 }
 
-/// What compiling kernels has cost so far. Some drivers (lavapipe) compile at the first dispatch instead; the first run
-/// of a plan tells then.
+/// What compiling kernels has cost so far. lavapipe compiles at the first dispatch; that is counted where the device was made
+/// by [`request`], else the first run of a plan takes longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileStats {
     /// Pipelines made.
@@ -194,43 +196,6 @@ impl Shared {
         layouts.insert(key, made.clone());
         Ok(made)
     }
-
-    fn compile(&self, kernel: &Kernel, checked: bool) -> Result<Pipeline> {
-        let layout = self.layout(&kernel.bindings)?;
-        let start = Instant::now();
-        let raw = self.scoped(&format_args!("kernel {}", kernel.name), || {
-            let source = wgpu::ShaderSource::Wgsl(kernel.wgsl().into());
-            let descriptor = wgpu::ShaderModuleDescriptor { label: Some(&kernel.name), source };
-            // SAFETY: every kernel keeps its indices in bounds and its loops finite by construction; the tests run each
-            // of them with and without checks and compare the bits.
-            let module =
-                unsafe { self.device.create_shader_module_trusted(descriptor, runtime_checks(checked)) };
-            self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(&kernel.name),
-                layout: Some(&layout.pipeline),
-                module: &module,
-                entry_point: Some(kernel.entry),
-                compilation_options: wgpu::PipelineCompilationOptions {
-                    constants: &[],
-                    zero_initialize_workgroup_memory: checked,
-                },
-                cache: None,
-            })
-        })?;
-        self.compiled.fetch_add(1, Ordering::Relaxed);
-        self.compile_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        Ok(Pipeline { raw, storage: layout.storage })
-    }
-}
-
-/// Loops are never bounded: a kernel whose loop does not end hangs with a bound of 2^64 rounds as well, and with the
-/// bound's counters Mesa takes five times as long to compile (attention with heads of 64: 51 s instead of 11 s).
-fn runtime_checks(checked: bool) -> wgpu::ShaderRuntimeChecks {
-    if checked {
-        wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() }
-    } else {
-        wgpu::ShaderRuntimeChecks::unchecked()
-    }
 }
 
 fn entry(
@@ -280,7 +245,7 @@ impl Gpu {
     /// # Errors
     /// When the device does not allow what every kernel needs.
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, info: wgpu::AdapterInfo) -> Result<Gpu> {
-        Self::build(device, queue, info, Arc::default())
+        Self::build(device, queue, info, Arc::default(), None)
     }
 
     fn build(
@@ -288,6 +253,7 @@ impl Gpu {
         queue: wgpu::Queue,
         info: wgpu::AdapterInfo,
         lost: Arc<Mutex<Option<String>>>,
+        helpers: Option<compile::Helpers>,
     ) -> Result<Gpu> {
         let profile = profile::of(&device, &info);
         let params_layout = scoped(&device, &"parameters", || {
@@ -307,6 +273,7 @@ impl Gpu {
             compiled: AtomicU64::new(0),
             compile_nanos: AtomicU64::new(0),
             allocated: Arc::default(),
+            helpers,
             lost,
         };
         Ok(Gpu { shared: Arc::new(shared), checked: false })
@@ -394,24 +361,5 @@ impl Gpu {
     /// another type exists.
     pub fn executor(&self, plan: Plan, memory: &Memory) -> Result<Executor> {
         Executor::new(self, plan, memory)
-    }
-
-    /// The pipelines of these kernels, one after another: on software adapters, which compile at the first dispatch,
-    /// a second thread gained nothing (60 small kernels took 90 ms on lavapipe either way).
-    fn pipelines(&self, kernels: &[Kernel]) -> Result<Vec<Pipeline>> {
-        let cache = &self.shared.pipelines[self.checked as usize];
-        let mut found = Vec::with_capacity(kernels.len());
-        for kernel in kernels {
-            let known = lock(cache).get(kernel).cloned();
-            found.push(match known {
-                Some(p) => p,
-                None => {
-                    let made = self.shared.compile(kernel, self.checked)?;
-                    lock(cache).insert(kernel.clone(), made.clone());
-                    made
-                }
-            });
-        }
-        Ok(found)
     }
 }

@@ -1,5 +1,6 @@
 //! Finding an adapter. Hardware before software; within a class the native interfaces before OpenGL.
 
+use super::compile::Helpers;
 use super::{Gpu, lock, profile};
 use crate::profile::{DeviceClass, DeviceProfile};
 use crate::{Error, Result};
@@ -217,23 +218,27 @@ pub async fn request_async(request: &Request) -> Result<Gpu> {
     let Some((adapter, description)) = list.into_iter().nth(chosen) else {
         return Err(Error::Internal("the adapter that was chosen is gone".into()));
     };
+    let made = device(&adapter, Helpers::new(&adapter)).await;
+    made.map_err(|e| Error::Adapter(format!("{} gives no device: {e}", description.name)))
+}
+
+/// A device with all that the adapter has.
+pub(super) async fn device(adapter: &wgpu::Adapter, helpers: Option<Helpers>) -> Result<Gpu> {
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("wgformer"),
-        required_features: features(&adapter),
+        required_features: features(adapter),
         required_limits: adapter.limits(),
         ..Default::default()
     };
-    let (device, queue) = adapter
-        .request_device(&descriptor)
-        .await
-        .map_err(|e| Error::Adapter(format!("{} gives no device: {e}", description.name)))?;
+    let made = adapter.request_device(&descriptor).await;
+    let (device, queue) = made.map_err(|e| Error::Device(e.to_string()))?;
     let lost: Arc<Mutex<Option<String>>> = Arc::default();
     let cell = lost.clone();
     device.set_device_lost_callback(move |reason, message| {
         let why = if message.is_empty() { format!("{reason:?}") } else { message };
         *lock(&cell) = Some(why);
     });
-    Gpu::build(device, queue, adapter.get_info(), lost)
+    Gpu::build(device, queue, adapter.get_info(), lost, helpers)
 }
 
 /// The place of the adapter to take in a list that has the best one first, as [`adapters`] makes it.
