@@ -144,7 +144,7 @@ impl List<'_> {
 
     fn attentions(&self) -> Vec<Work> {
         let lengths = self.of(&[128, 512, 2048, 8192][..], &[128, 512, 2048], &[128]);
-        let tokens = self.of(16_384, 1024, 256);
+        let tokens = self.of(16_384, 1024, 128);
         let mut all = Vec::new();
         for d in or(&self.sizes.head, self.of(&[64, 128][..], &[64, 128], &[32])) {
             for heads in or(&self.sizes.heads, &[(512 / d).max(1)]) {
@@ -234,8 +234,8 @@ impl List<'_> {
             let config = TransformerConfig::preset(&preset)?;
             let config = TransformerConfig { source_vocabulary: 8000, target_vocabulary: 8000, ..config };
             // About as much work for a software adapter whatever the model.
-            let rows = self.of(64, if preset == "base" || preset == "big" { 1 } else { 8 }, 4);
-            for s in or(&self.sizes.seq, self.of(&[64], &[32], &[32])) {
+            let rows = self.of(64, if preset == "base" || preset == "big" { 1 } else { 8 }, 2);
+            for s in or(&self.sizes.seq, self.of(&[64], &[32], &[16])) {
                 let config =
                     TransformerConfig { max_source: s.max(2), max_target: s.max(2), ..config.clone() };
                 for b in or(&self.sizes.batch, &[rows]) {
@@ -266,7 +266,7 @@ impl List<'_> {
         let preset = self.of("base", "small", PRESETS[0]);
         let config = TransformerConfig::preset(preset)?;
         let config = TransformerConfig { source_vocabulary: 8000, target_vocabulary: 8000, ..config };
-        let mut first = of_model(&config, preset, Step, self.of(8, 8, 4), 32);
+        let mut first = of_model(&config, preset, Step, self.of(8, 8, 2), self.of(32, 32, 16));
         first.family = "overhead";
         first.name = format!("overhead/first_step/{preset}");
         first.tokens = None;

@@ -24,6 +24,8 @@ const LONG: Duration = Duration::from_millis(100);
 const TURN_BYTES: u64 = 64 << 20;
 /// The most sets of inputs.
 const MOST_SETS: u64 = 4;
+/// From so many rounds on, other memory half way through them is worth its time.
+const MOVED: usize = 5;
 /// The rows that are timed in turn.
 const TOGETHER: usize = 16;
 /// The share of the time left that goes to sampling; the rest is for making inputs, compilation and verification.
@@ -463,8 +465,9 @@ fn sample(
     for round in 0..settings.rounds.max(3) {
         for ((i, ready), course) in waiting.iter_mut().zip(&mut courses) {
             let Some(c) = course.as_mut().filter(|c| round < c.rounds) else { continue };
-            if round > 0
+            if c.rounds >= MOVED
                 && round == c.rounds / 2
+                && works[*i].timing != Timing::Cold
                 && let Err(e) = ready.renew(gpu, settings)
             {
                 fail(gpu, &mut rows[*i], e)?;
@@ -514,10 +517,13 @@ impl Ready {
     /// Runs until two samples in a row agree to a twentieth, or time is over: the time of a repetition in nanoseconds, and
     /// the repetitions that a sample needs.
     fn warm_up(&mut self, gpu: &Gpu, work: &Work, settings: &Settings) -> Result<(f64, u64)> {
+        if work.timing == Timing::Cold {
+            return Ok((self.first_run.as_secs_f64() * 1e9, 1));
+        }
         let begin = Instant::now();
         let mut repetitions = 1;
         let mut last = self.sample(gpu, work, settings, repetitions)?;
-        while work.timing != Timing::Cold && (last as u128) < LONG.as_nanos() {
+        while (last as u128) < LONG.as_nanos() {
             let fit = SAMPLE.as_secs_f64() * 1e9 / (last * work.parts() as f64).max(1.0);
             let needed = (fit.ceil() as u64).clamp(1, MOST_REPETITIONS);
             let now = self.sample(gpu, work, settings, needed)?;

@@ -44,7 +44,7 @@ const CALM: usize = 3;
 ///
 /// `control` is what the control took beside each round, and `quiet` its fastest in the whole run: rounds that it shows to
 /// be disturbed do not count. Where too few are left, all count, and the interval reaches down to what the time might have
-/// been, were the fastest rounds slowed down like the controls of the calmest.
+/// been, were every round slowed down like its control.
 ///
 /// The interval assumes only that rounds are independent: of n of them, the number that are faster than the true lower
 /// decile has the binomial distribution B(n, 1/10), so that the decile lies between two of the sorted rounds that follow
@@ -66,9 +66,7 @@ pub fn estimate(rounds: &[Vec<f64>], control: &[f64], quiet: f64) -> Option<Esti
     let [low, high] = ends(counted.len())?;
     let mut interval = [*counted.get(low)?, *counted.get(high)?];
     if !enough {
-        // The fastest rounds are hardly those that were disturbed most: as much as the calmest ones were, at most.
-        let slowed = sorted(fastest.iter().map(|(_, slowed)| *slowed));
-        interval[0] /= slowed.get(CALM - 1).or(slowed.last()).copied().unwrap_or(1.0);
+        interval[0] = fastest.iter().map(|(time, slowed)| time / slowed).fold(interval[0], f64::min);
     }
     Some(Estimate { time: quantile(&counted, QUIET)?, interval })
 }
