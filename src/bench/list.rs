@@ -148,9 +148,9 @@ impl List<'_> {
         let mut all = Vec::new();
         for d in or(&self.sizes.head, self.of(&[64, 128][..], &[64, 128], &[32])) {
             for heads in or(&self.sizes.heads, &[(512 / d).max(1)]) {
-                // On a software adapter the longest are for one width.
+                // On a software adapter long ones are for one width.
                 let short = !self.gpu && d > 64;
-                for s in or(&self.sizes.seq, if short { &lengths[..lengths.len() - 1] } else { lengths }) {
+                for s in or(&self.sizes.seq, if short { &lengths[..1] } else { lengths }) {
                     for b in or(&self.sizes.batch, &[(tokens / s).max(1)]) {
                         for mask in [Mask::None, Mask::Causal, Mask::Padding] {
                             all.push(attend(mask, Forward, [b, heads, s, d]));

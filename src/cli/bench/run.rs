@@ -77,7 +77,7 @@ pub struct Run {
     /// The most milliseconds that a row warms up [default: 100, quick: 30]
     #[arg(long, value_name = "MS")]
     warmup: Option<u64>,
-    /// Seconds for each adapter; rows that are not reached say so [default: 270, quick: 44; on a GPU 600]
+    /// Seconds for each adapter; rows that are not reached say so [default: 260, quick: 44; on a GPU 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     budget: Option<u64>,
     /// Seed of the inputs
@@ -227,7 +227,7 @@ impl Run {
         let index = results.adapters.len();
         let seconds = match (class, self.which.quick) {
             (_, true) => 44,
-            (DeviceClass::Cpu, false) => 270,
+            (DeviceClass::Cpu, false) => 260,
             (_, false) => 600,
         };
         let settings = Settings {
