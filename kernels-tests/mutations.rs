@@ -137,11 +137,16 @@ const MUTATIONS: &[Mutation] = &[
         ("v += bias[column];", "v += elem(0.0) * bias[column];"),
         ("matmul", "bias true"),
     ),
-    once("a missing causal mask", "attention.wgsl", ("|| (CAUSAL && s > t)", ""), ("attention", "causal kv")),
+    once(
+        "a missing causal mask",
+        "attention.wgsl",
+        ("|| s > (t | params.future)", ""),
+        ("attention", "causal kv"),
+    ),
     once(
         "a causal mask that shows one key too many",
         "attention_lanes.wgsl",
-        ("(!CAUSAL || s <= t)", "(!CAUSAL || s <= t + 1u)"),
+        ("s <= (t | future)", "s <= (t + 1u | future)"),
         ("attention", "causal kv"),
     ),
     once(

@@ -4,7 +4,7 @@
 //     P[t,s] = dropout(exp(x[t,s] - lse[t]))             lse[t] = log(sum_s exp(x[t,s]))
 //     out[t] = sum_s P[t,s] v[s]                         0 where t may attend to no key
 // Exponents are base 2 throughout: log2(e) is part of params.scale, and lse is stored in base 2.
-// A query t may attend to a key s if s < lengths[b] (LENGTHS), s <= t (CAUSAL) and mask[b or 0,t,s] != 0 (MASK).
+// A query t may attend to a key s if s < lengths[b] (LENGTHS), s <= t | params.future and mask[b or 0,t,s] != 0 (MASK).
 //
 // Backward, with delta[t] = sum_c d_out[t,c] out[t,c] (kernel `stats`):
 //     d_x[t,s] = P[t,s] d_out[t].v[s] - softmax[t,s] delta[t]
@@ -18,8 +18,8 @@
 // (r, c) of its NR x NC has the tile elements (r + i NR, c + j NC) for i < RT, j < CT, and of each owned row r + i NR the
 // columns c + j NC of each chunk of DC elems. The head dimension goes through workgroup memory in NCH chunks.
 //
-// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); LENGTHS, CAUSAL, MASK, BIAS,
-// DROPOUT; FOUR whether elem is vec4<f32> (else f32). alias elem. With lib/random.wgsl.
+// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); LENGTHS, MASK, BIAS, DROPOUT;
+// FOUR whether elem is vec4<f32> (else f32). alias elem. With lib/random.wgsl.
 
 struct Params {
     batch: u32, // B
@@ -41,6 +41,7 @@ struct Params {
     threshold: u32, // see lib/random.wgsl
     keep: f32, // 1 / (1 - p)
     site: u32,
+    future: u32, // 0 where keys after a query are hidden from it (causal), else all bits
 }
 
 @group(1) @binding(0) var<uniform> params: Params;
@@ -83,7 +84,7 @@ fn dot_elem(x: elem, y: elem) -> f32 {
 
 // The score in base 2, or MASKED. `limit` is the number of keys of this batch row.
 fn score(product: f32, b: u32, h: u32, t: u32, s: u32, limit: u32) -> f32 {
-    if t >= params.t || s >= limit || (CAUSAL && s > t) {
+    if t >= params.t || s >= limit || s > (t | params.future) {
         return MASKED;
     }
     var x = product * params.scale;
@@ -222,7 +223,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
     let c = lane % NC;
     let limit = key_count(b);
     var end = limit;
-    if CAUSAL {
+    if params.future == 0u {
         end = min(end, t0 + ROWS);
     }
     var key = vec2<u32>();
@@ -519,7 +520,7 @@ fn backward_q(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) 
     let c = lane % NC;
     let limit = saved_key_count(b);
     var end = limit;
-    if CAUSAL {
+    if params.future == 0u {
         end = min(end, t0 + ROWS);
     }
     let key = saved_key();
@@ -555,7 +556,7 @@ fn sum_queries(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, Sums>, 
     let limit = saved_key_count(b);
     let key = saved_key();
     var first = 0u;
-    if CAUSAL {
+    if params.future == 0u {
         first = s0; // earlier queries attend to none of the owned keys
     }
     if s0 >= limit {

@@ -95,17 +95,17 @@ fn row_base(x: Source, row: u32) -> u32 {
     return x.base + min(row, x.last) * x.stride;
 }
 
-// As score; `scale` is params.scale. t need not be below T where neither mask nor bias is read.
-fn lane_score(product: f32, scale: f32, b: u32, h: u32, t: u32, s: u32, limit: u32) -> f32 {
+// As score; `scale` and `future` are those of params. t need not be below T where neither mask nor bias is read.
+fn lane_score(product: f32, scale: f32, b: u32, h: u32, t: u32, s: u32, limit: u32, future: u32) -> f32 {
     if MASK || BIAS {
         return score(product, b, h, t, s, limit);
     }
-    return select(MASKED, product * scale, s < limit && (!CAUSAL || s <= t));
+    return select(MASKED, product * scale, s < limit && s <= (t | future));
 }
 
 fn lane_weights(qk: f32, d_out_v: f32, row: vec2<f32>, scale: f32, b: u32, h: u32, t: u32, s: u32, limit: u32,
-                key: vec2<u32>) -> Weights {
-    let x = lane_score(qk, scale, b, h, t, s, limit);
+                future: u32, key: vec2<u32>) -> Weights {
+    let x = lane_score(qk, scale, b, h, t, s, limit, future);
     let p = select(0.0, exp2(x - row.x), x > VISIBLE);
     let factor = kept(key, b, h, t, s);
     return Weights(p * factor, p * (factor * d_out_v - row.y));
@@ -240,9 +240,10 @@ fn forward_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
     let of_k = source_of(OF_K, b, h);
     let of_v = source_of(OF_V, b, h);
     let scale = params.scale;
+    let future = params.future;
     let limit = key_count(b);
     var end = limit;
-    if CAUSAL {
+    if future == 0u {
         end = min(end, t0 + TM);
     }
     var key = vec2<u32>();
@@ -281,7 +282,7 @@ fn forward_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
         for (var i = 0u; i < TM; i++) {
             var largest = MASKED;
             for (var j = 0u; j < KN; j++) {
-                x[i][j] = lane_score(x[i][j], scale, b, h, t0 + i, s0 + j * LANES + lane, limit);
+                x[i][j] = lane_score(x[i][j], scale, b, h, t0 + i, s0 + j * LANES + lane, limit, future);
                 largest = max(largest, x[i][j]);
             }
             largest = max(m[i], lane_max(largest, lane));
@@ -372,9 +373,10 @@ fn backward_q_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgr
     let of_v = source_of(OF_V, b, h);
     let of_d = source_of(OF_D_OUT, b, h);
     let scale = params.scale;
+    let future = params.future;
     let limit = saved_key_count(b);
     var end = limit;
-    if CAUSAL {
+    if future == 0u {
         end = min(end, t0 + TM);
     }
     let key = saved_key();
@@ -421,7 +423,7 @@ fn backward_q_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgr
         for (var i = 0u; i < TM; i++) {
             for (var j = 0u; j < KN; j++) {
                 let s = s0 + j * LANES + lane;
-                x[i][j] = lane_weights(x[i][j], y[i][j], row[i], scale, b, h, t0 + i, s, limit, key).d_x;
+                x[i][j] = lane_weights(x[i][j], y[i][j], row[i], scale, b, h, t0 + i, s, limit, future, key).d_x;
             }
         }
         weigh_rows(&x, OF_K, of_k, s0, lane, &sums);
@@ -446,11 +448,12 @@ fn sum_queries_lanes(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, R
     let of_v = source_of(OF_V, b, h);
     let of_d = source_of(OF_D_OUT, b, h);
     let scale = params.scale;
+    let future = params.future;
     let queries = params.t;
     let limit = saved_key_count(b);
     let key = saved_key();
     var first = 0u;
-    if CAUSAL {
+    if future == 0u {
         first = s0; // earlier queries attend to none of the owned keys
     }
     if s0 >= limit {
@@ -493,7 +496,7 @@ fn sum_queries_lanes(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, R
             let row = saved_row(b, h, min(t, queries - 1u));
             let lane_limit = select(0u, limit, t < queries);
             for (var i = 0u; i < TM; i++) {
-                let w = lane_weights(x[i][j], y[i][j], row, scale, b, h, t, s0 + i, lane_limit, key);
+                let w = lane_weights(x[i][j], y[i][j], row, scale, b, h, t, s0 + i, lane_limit, future, key);
                 x[i][j] = w.d_x;
                 y[i][j] = w.p;
             }

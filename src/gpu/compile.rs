@@ -116,13 +116,13 @@ impl Gpu {
         devices.extend(helpers.take(threads().min(kernels.len()) - 1));
         in_parallel(&devices, kernels.len(), |gpu, i| {
             let known = lock(&gpu.shared.pipelines[self.checked as usize]).get(kernels[i]).cloned();
-            match known {
-                Some(pipeline) => gpu.shared.dispatch_nothing(kernels[i], &pipeline),
-                // A helper forgets what it has compiled: only Mesa's cache is to keep it.
-                None => {
-                    gpu.shared.dispatch_nothing(kernels[i], &gpu.shared.compile(kernels[i], self.checked)?)
-                }
+            if let Some(pipeline) = known {
+                return gpu.shared.dispatch_nothing(kernels[i], &pipeline);
             }
+            // A helper forgets what it has compiled: only Mesa's cache is to keep it. Where it fails, the first run compiles.
+            let made = gpu.shared.compile(kernels[i], self.checked);
+            let _ = made.and_then(|pipeline| gpu.shared.dispatch_nothing(kernels[i], &pipeline));
+            Ok(())
         })?;
         self.shared.compile_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())

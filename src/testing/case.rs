@@ -236,7 +236,7 @@ impl Case {
     /// Whether this is one of those cases, one in `n`, that do something that takes long. By its letters, so that neighbours,
     /// which tend to differ in one option, are not all in or out.
     fn is_one_of(&self, n: u64) -> bool {
-        fnv1a(self.name.as_bytes()) % n == 0
+        fnv1a(self.name.as_bytes()).is_multiple_of(n)
     }
 
     fn try_kernels(&self, on: &Runner, report: &mut CaseReport) -> Result<()> {
@@ -278,8 +278,9 @@ impl Case {
         let mut runs = 1;
         let first = on.has_new(&names);
         let compiles_slowly = on.gpu.profile().class == DeviceClass::Cpu;
-        let checks = !on.brief && (first || !compiles_slowly || self.is_one_of(CHECKED));
-        let kernels = on.prepared(plan, variant == OWN, checks)?;
+        let all = first || !compiles_slowly || on.change.is_some() || self.is_one_of(THOROUGH);
+        let checks = !on.brief && all;
+        let kernels = on.prepared(plan, checks || variant == OWN, checks)?;
         if checks {
             report.checked.extend(names.iter().cloned());
         }
@@ -442,9 +443,10 @@ fn same(a: &Plan, b: &Plan) -> bool {
     a.kernels == b.kernels && a.params == b.params && a.steps.iter().map(step).eq(b.steps.iter().map(step))
 }
 
-/// On software adapters, where checks make kernels take three times as long to compile, one case in so many runs with
-/// them, and each that has a kernel which no case before had.
-const CHECKED: u64 = 4;
+/// On software adapters, where compilation is most of a test's time and runtime checks treble it, one case in so many runs
+/// with them, and kernels that are chosen for other devices run there with poison and in another order. So does each case
+/// that has a kernel which no case before had.
+const THOROUGH: u64 = 4;
 
 /// What running a case's kernels gave.
 #[derive(Clone, Debug, Default)]
@@ -503,15 +505,15 @@ impl Runner {
     /// Whether one of these is the first of its name.
     fn has_new(&self, names: &[String]) -> bool {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        names.iter().fold(false, |new, name| known.insert(name.clone()) || new)
+        names.iter().filter(|name| known.insert(name.to_string())).count() > 0
     }
 
     /// The kernels of a plan for a replay.
-    fn prepared(&self, plan: &Plan, own: bool, checks: bool) -> Result<Vec<Prepared>> {
+    fn prepared(&self, plan: &Plan, controlled: bool, checks: bool) -> Result<Vec<Prepared>> {
         let checked = self.gpu.checked(checks);
-        let one = |kernel| match self.brief && !own {
-            true => Ok(Prepared { solo: self.gpu.solo(kernel)?, controlled: false }),
-            false => self.prepare(&checked, kernel),
+        let one = |kernel| match controlled {
+            true => self.prepare(&checked, kernel),
+            false => Ok(Prepared { solo: self.gpu.solo(kernel)?, controlled: false }),
         };
         plan.kernels.iter().map(one).collect()
     }

@@ -41,6 +41,7 @@ params! {
         threshold: u32,
         keep: f32,
         site: u32,
+        future: u32,
     }
 }
 
@@ -154,6 +155,7 @@ impl Lowered {
             threshold: dropout.map_or(0, Dropout::threshold),
             keep: dropout.map_or(1.0, Dropout::scale) as f32,
             site: dropout.map_or(0, |d| d.site),
+            future: if self.spec.settings.causal { 0 } else { u32::MAX },
         };
         params.bytes()
     }
@@ -224,7 +226,6 @@ impl Lowered {
         for (name, value) in &mut kernel.constants {
             *value = match *name {
                 "LENGTHS" => Const::Bool(spec.lengths),
-                "CAUSAL" => Const::Bool(spec.settings.causal),
                 "MASK" => Const::Bool(spec.mask),
                 "BIAS" => Const::Bool(spec.bias),
                 "DROPOUT" => Const::Bool(spec.settings.dropout.is_some()),
@@ -250,7 +251,7 @@ fn lane_rows(rows: usize, dv: usize) -> usize {
 /// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
 fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
     let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
-    let flags = ["LENGTHS", "CAUSAL", "MASK", "BIAS", "DROPOUT", "FOUR"];
+    let flags = ["LENGTHS", "MASK", "BIAS", "DROPOUT", "FOUR"];
     let unused = names.iter().filter(|name| !numbers.iter().any(|(n, _)| n == *name));
     let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
     constants.extend(numbers.iter().map(|&(name, value)| (name, Const::U32(value as u32))));
