@@ -7,6 +7,9 @@
 //! 3. contract: what each shader and its host side agree on; no device.
 //! 4. model: whole models against other software's numbers.
 //!
+//! On software adapters runtime checks, and poison and orders of kernels that are chosen for other devices, are left to one
+//! case in four and to the first case of each kernel on a device: compilation takes longest there.
+//!
 //! `--brief` is for a second adapter whose compiler is slow: no runtime checks, and kernels that are chosen for other devices
 //! run in half of the cases and as they are.
 //!

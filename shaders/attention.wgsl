@@ -4,7 +4,7 @@
 //     P[t,s] = dropout(exp(x[t,s] - lse[t]))             lse[t] = log(sum_s exp(x[t,s]))
 //     out[t] = sum_s P[t,s] v[s]                         0 where t may attend to no key
 // Exponents are base 2 throughout: log2(e) is part of params.scale, and lse is stored in base 2.
-// A query t may attend to a key s if s < lengths[b] (LENGTHS), s <= t | params.future and mask[b or 0,t,s] != 0 (MASK).
+// A query t may attend to a key s if s < lengths[b] (LENGTHS), s <= (t | params.future) and mask[b or 0,t,s] != 0 (MASK).
 //
 // Backward, with delta[t] = sum_c d_out[t,c] out[t,c] (kernel `stats`):
 //     d_x[t,s] = P[t,s] d_out[t].v[s] - softmax[t,s] delta[t]

@@ -17,8 +17,7 @@ use std::time::Instant;
 /// The most threads: drivers lock what they share, so more gain little.
 const MOST_THREADS: usize = 8;
 
-/// Devices that only compile, by [`Gpu::pipelines`]; on adapters that are not to compile at the first dispatch there are
-/// none.
+/// Devices that only compile, for [`Gpu::pipelines`].
 #[derive(Debug)]
 pub(super) struct Helpers {
     /// Where to make them.

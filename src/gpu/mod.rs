@@ -59,6 +59,7 @@ struct Shared {
     compiled: AtomicU64,
     compile_nanos: AtomicU64,
     allocated: Arc<Counters>,
+    /// Where kernels are compiled at their first dispatch, and the device is ours.
     helpers: Option<compile::Helpers>,
     /// Why the device was lost; only filled on a device that is ours.
     lost: Arc<Mutex<Option<String>>>,

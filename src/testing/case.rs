@@ -1,8 +1,8 @@
 //! Cases for the kernels of this crate: a small graph around one op, with values for its inputs.
 //!
 //! A case checks its mathematics without a device (each gradient against finite differences, in f64), and its kernels on
-//! one: every variant that the adapter can run, with and without runtime checks, poisoned and in the opposite order,
-//! against the reference.
+//! one: every variant that the adapter can run against the reference, poisoned, in the opposite order and with runtime
+//! checks too; on software adapters the last not in every case.
 
 use super::instrument::{Shader, instrument};
 use super::profiles::{OWN, profiles};
@@ -308,7 +308,9 @@ impl Case {
             for (id, got) in &results {
                 if replay.get(*id)?.bytes() != got.bytes() {
                     let name = &graph.value(*id).name;
-                    let text = format!("{name}: other bits when run with checks, poison and {order:?} order");
+                    let text = format!(
+                        "{name}: other bits when run with poison and {order:?} order, runtime checks {checks}"
+                    );
                     find(names.clone(), text);
                 }
             }
