@@ -121,7 +121,7 @@ impl Step {
     /// Rows of all lengths, ids at random; parameters as after some training: gamma is not 1 and no bias 0.
     fn new(config: &TransformerConfig, shape: BatchShape, chunk_bytes: u64) -> Result<Step> {
         let model = Transformer::new(config.clone())?;
-        let objective = Objective { label_smoothing: 0.1, max_logits_bytes: chunk_bytes };
+        let objective = Objective { max_logits_bytes: chunk_bytes, ..Objective::default() };
         let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(0.5) };
         let io = model.loss_graph(shape, &objective, Some(&optimizer))?;
         let mut rng = Rng::new(3);
@@ -264,6 +264,7 @@ fn copying(on: &Runner) -> Result<Vec<String>> {
         adam: AdamSettings::transformer(),
         clip_norm: Some(1.0),
         objective: Objective::default(),
+        max_bytes: None,
     };
     let model = Transformer::new(config)?;
     let mut trainer = Trainer::new(&on.gpu, model.clone(), settings)?;

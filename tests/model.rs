@@ -47,6 +47,7 @@ fn settings(rate: f64, steps: u64) -> TrainerSettings {
         adam: AdamSettings::transformer(),
         clip_norm: Some(1.0),
         objective: Objective::default(),
+        max_bytes: None,
     }
 }
 
@@ -127,6 +128,73 @@ fn the_small_preset_needs_under_60_percent_of_its_values() {
         println!("peak {} of {} bytes: {:.1} %", plan.peak_bytes(), plan.value_bytes, 100.0 * share);
         assert!(share < 0.6, "{plan}");
     }
+}
+
+/// A trainer of the model `least` after some steps: parameters, and the bytes that it has on the device.
+fn trained(change: impl Fn(&mut TrainerSettings)) -> wgformer::Result<(Vec<(String, Vec<u8>)>, u64)> {
+    let mut settings = settings(1e-3, 20);
+    change(&mut settings);
+    let mut trainer = Trainer::new(gpu(), Transformer::new(tiny(12))?, settings)?;
+    for batch in first_batches(&batches(reversals(12, 9, 300, 1), 16), 6) {
+        trainer.step(&batch)?.wait()?;
+    }
+    let all = trainer.parameters()?.into_iter().map(|(name, t)| (name, t.bytes().to_vec()));
+    Ok((all.collect(), trainer.bytes()))
+}
+
+#[test]
+fn layers_computed_again_give_the_same_bits_in_less_memory() -> wgformer::Result<()> {
+    let (kept, bytes) = trained(|_| {})?;
+    let (again, fewer) = trained(|s| s.objective.recompute = true)?;
+    assert!(kept == again);
+    assert!(fewer < bytes, "{fewer} of {bytes}");
+    // Two layers a stack are few; of the preset with the most, the peak falls by more than half.
+    let config = TransformerConfig {
+        source_vocabulary: 1000,
+        target_vocabulary: 1000,
+        ..TransformerConfig::preset("base")?
+    };
+    let model = Transformer::new(config)?;
+    let shape = BatchShape { rows: 8, source_len: 64, target_len: 64 };
+    let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: None };
+    let peak = |recompute| {
+        let objective = Objective { recompute, ..Objective::default() };
+        let io = model.loss_graph(shape, &objective, Some(&optimizer))?;
+        Ok(Plan::new(&io.graph, &io.outputs(), &DeviceProfile::portable())?.peak_bytes())
+    };
+    let [kept, again]: [wgformer::Result<u64>; 2] = [peak(false), peak(true)];
+    let (kept, again) = (kept?, again?);
+    assert!(again < kept / 2, "{again} of {kept}");
+    Ok(())
+}
+
+#[test]
+fn a_budget_is_kept_or_the_least_is_told() -> wgformer::Result<()> {
+    let (plain, bytes) = trained(|_| {})?;
+    // Enough, exactly: nothing changes.
+    let (same, all) = trained(|s| s.max_bytes = Some(bytes))?;
+    assert!(same == plain);
+    assert_eq!(all, bytes);
+    // Too little: what is told to be the least is enough for that batch, until a larger one comes.
+    let mut most = 1000;
+    let mut told = 0;
+    let (values, used) = loop {
+        match trained(|s| s.max_bytes = Some(most)) {
+            Ok(found) => break found,
+            Err(e) => {
+                let message = e.to_string();
+                assert!(message.starts_with("max_bytes: a batch of 16 x ("), "{message}");
+                let least = message.split(" bytes at least").next().and_then(|s| s.rsplit(' ').next());
+                let least: u64 = least.unwrap().parse().unwrap();
+                assert!(least > most, "{message}");
+                (most, told) = (least, told + 1);
+            }
+        }
+    };
+    assert!((1..=2).contains(&told), "{told}");
+    assert!(most < bytes && used <= most, "{used} of {most}, {bytes} without a bound");
+    assert_eq!(values.len(), plain.len());
+    Ok(())
 }
 
 #[test]

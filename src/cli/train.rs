@@ -68,6 +68,10 @@ pub struct Train {
     /// wrong ends the training, and what it had read is saved
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     verify_steps: u64,
+    /// Device memory for the training, in MiB: where batches would need more, layers are computed twice and logits in
+    /// smaller chunks
+    #[arg(long, value_name = "MIB")]
+    max_memory: Option<u64>,
     #[command(flatten)]
     training: TrainingFlags,
     #[command(flatten)]
@@ -90,7 +94,8 @@ impl Train {
             bail!("{}: the corpus has changed since the training was interrupted", self.model.display());
         }
         let transformer = Transformer::new(data.config.model.clone())?;
-        let settings = trainer_settings(&data.config)?;
+        let mut settings = trainer_settings(&data.config)?;
+        settings.max_bytes = self.max_memory.map(|mib| mib.saturating_mul(1 << 20));
         let gpu = global.gpu()?;
         note(&format!("adapter: {}", gpu.description()));
         data.describe(&transformer);
@@ -310,6 +315,7 @@ fn trainer_settings(config: &ModelConfig) -> Result<TrainerSettings> {
         },
         clip_norm: (t.clip > 0.0).then_some(t.clip),
         objective: Objective { label_smoothing: t.label_smoothing, ..Default::default() },
+        max_bytes: None,
     })
 }
 

@@ -293,7 +293,7 @@ pub(super) fn transformer(device: &Device, case: &CaseData, comparison: &mut Com
     let (beta1, beta2) = (adam.beta1, adam.beta2);
     let defaults = Objective::default();
     let bytes = defaults.max_logits_bytes.min(device.profile.max_binding_bytes);
-    let objective = Objective { label_smoothing: smoothing, max_logits_bytes: bytes };
+    let objective = Objective { label_smoothing: smoothing, max_logits_bytes: bytes, ..defaults };
     let batch = BatchShape { rows, source_len: s, target_len: t };
     let io = model.loss_graph(batch, &objective, Some(&Optimizer { adam, clip_norm: None }))?;
     let memory = Memory::new(device.gpu);

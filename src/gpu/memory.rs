@@ -4,6 +4,7 @@
 //! memory go through one queue, one after another.
 
 use super::{Buffer, Gpu, Shared, TIMEOUT, lock};
+use crate::plan::{BufferKind, Plan};
 use crate::{DType, Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,30 @@ impl Memory {
         list
     }
 
+    /// Bytes of its states and slots.
+    pub fn bytes(&self) -> u64 {
+        self.bytes_with(&[], &[])
+    }
+
+    /// Bytes that its states and slots will take when a plan is there too.
+    pub fn bytes_with_plan(&self, plan: &Plan) -> u64 {
+        let states = plan.buffers.iter().filter_map(|b| match &b.kind {
+            BufferKind::State { name, .. } => Some((name.as_str(), b.bytes)),
+            _ => None,
+        });
+        self.bytes_with(&states.collect::<Vec<_>>(), &plan.slot_bytes())
+    }
+
+    fn bytes_with(&self, states: &[(&str, u64)], slots: &[u64]) -> u64 {
+        let inner = lock(&self.inner);
+        let new = states.iter().filter(|(name, _)| !inner.states.contains_key(*name)).map(|s| s.1);
+        let states: u64 = inner.states.values().map(|s| s.buffer.bytes).chain(new).sum();
+        let pooled = |k: usize| inner.pool.get(k).map_or(0, |b| b.bytes);
+        let count = slots.len().max(inner.pool.len());
+        let slots: u64 = (0..count).map(|k| pooled(k).max(slots.get(k).copied().unwrap_or(0))).sum();
+        states + slots
+    }
+
     /// Writes a state; makes it when it does not exist yet.
     ///
     /// # Errors
@@ -84,6 +109,13 @@ impl Memory {
         let buffer = self.shared.buffer(name, ty.bytes(), usage)?;
         inner.states.insert(name.to_string(), State { buffer: buffer.clone(), ty: ty.clone() });
         Ok(buffer)
+    }
+
+    /// Gives up its slots. Executors that are still there get new ones at their next run.
+    pub fn release_slots(&self) {
+        let mut inner = lock(&self.inner);
+        inner.pool.clear();
+        inner.generation += 1;
     }
 
     pub(super) fn generation(&self) -> u64 {

@@ -1,10 +1,28 @@
 //! Reverse-mode differentiation: appends, for each node from the last to the first, the nodes that its op's gradient
 //! asks for. Fan-in is summed by `add` nodes, the one op that is named here.
 
-use super::{Graph, Op, Role, ValueId};
+use super::{Graph, Node, Op, Role, ValueId};
 use crate::ops::elementwise;
 use crate::{Error, Result};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
+
+/// A range of nodes that was appended once more.
+#[derive(Default)]
+struct Again {
+    range: Range<usize>,
+    /// By the value of the first time, that of the second.
+    values: HashMap<ValueId, ValueId>,
+}
+
+impl Again {
+    /// A node of the first time, with what it reads and writes the second time.
+    fn see(&self, node: &Node) -> Node {
+        let of = |ids: &[ValueId]| ids.iter().map(|id| *self.values.get(id).unwrap_or(id)).collect();
+        Node { inputs: of(&node.inputs), outputs: of(&node.outputs), ..node.clone() }
+    }
+}
 
 impl Graph {
     /// Appends the nodes that compute the gradients of `wrt`, given for some values the gradients that come from
@@ -38,6 +56,7 @@ impl Graph {
                 }
             }
         }
+        let mut again = Again::default();
         for n in (0..node_count).rev() {
             let node = self.nodes[n].clone();
             let d_outputs: Vec<Option<ValueId>> = node.outputs.iter().map(|o| gradients[o.index()]).collect();
@@ -45,8 +64,16 @@ impl Graph {
                 continue;
             }
             let op: Arc<dyn Op> = node.op.clone();
+            let recomputed = self.recomputed.iter().find(|range| range.contains(&n)).cloned();
+            let seen = match recomputed {
+                Some(range) => {
+                    self.again(range, &mut again)?;
+                    again.see(&node)
+                }
+                None => node.clone(),
+            };
             let saved = std::mem::replace(&mut self.scope, vec![format!("{}.backward", node.scope)]);
-            let d_inputs = op.gradient(self, &node, &d_outputs);
+            let d_inputs = op.gradient(self, &seen, &d_outputs);
             let result = d_inputs.and_then(|d_inputs| {
                 for (&input, d) in node.inputs.iter().zip(d_inputs) {
                     if let Some(d) = d.filter(|_| depends[input.index()]) {
@@ -68,6 +95,28 @@ impl Graph {
             result?;
         }
         Ok(wrt.iter().map(|id| gradients[id.index()]).collect())
+    }
+
+    /// Appends the nodes of a range once more, unless they are the last that were.
+    fn again(&mut self, range: Range<usize>, again: &mut Again) -> Result<()> {
+        if again.range == range {
+            return Ok(());
+        }
+        again.values.clear();
+        for n in range.clone() {
+            let node = again.see(&self.nodes[n]);
+            if !node.op.updates().is_empty() {
+                let problem =
+                    format!("changes a state, so it cannot be computed again (in {:?})", node.scope);
+                return Err(Error::config(node.op.name(), problem));
+            }
+            let saved = std::mem::replace(&mut self.scope, vec![format!("{}.again", node.scope)]);
+            let outputs = self.add_shared(node.op.clone(), &node.inputs);
+            self.scope = saved;
+            again.values.extend(node.outputs.into_iter().zip(outputs?));
+        }
+        again.range = range;
+        Ok(())
     }
 
     fn accumulate(&mut self, sum: &mut Option<ValueId>, term: ValueId) -> Result<()> {

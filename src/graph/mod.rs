@@ -14,6 +14,7 @@ use crate::profile::DeviceProfile;
 use crate::rng::Rng;
 use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A value of a graph.
@@ -255,6 +256,8 @@ pub struct Graph {
     values: Vec<Value>,
     nodes: Vec<Node>,
     scope: Vec<String>,
+    /// What [`Graph::recompute_from`] marked, in order.
+    recomputed: Vec<Range<usize>>,
 }
 
 impl Graph {
@@ -361,6 +364,17 @@ impl Graph {
         let out = f(self);
         self.pop_scope();
         out
+    }
+
+    /// Marks all nodes from this number in [`Graph::nodes`]: [`Graph::backward`] computes them again, from what they
+    /// read of others, where it needs their values. So those values need no memory between the passes ('Training Deep
+    /// Nets with Sublinear Memory Cost', section 3). The gradients are the same to the last bit. Marks within the range
+    /// are forgotten: the widest holds.
+    pub fn recompute_from(&mut self, first: usize) {
+        self.recomputed.retain(|inner| inner.start < first);
+        if self.nodes.len() > first {
+            self.recomputed.push(first..self.nodes.len());
+        }
     }
 
     /// Appends a name to the scope until [`Graph::pop_scope`].

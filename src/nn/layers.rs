@@ -19,6 +19,8 @@ pub struct Builder<'a, 'p> {
     pub config: &'a TransformerConfig,
     /// The input `u32[2]` (seed, step) of dropout; `None` leaves dropout out.
     pub seed: Option<ValueId>,
+    /// Whether layers are computed again for their gradients: see [`Graph::recompute_from`].
+    pub recompute: bool,
     sites: u32,
 }
 
@@ -44,7 +46,7 @@ impl<'a, 'p> Builder<'a, 'p> {
         config: &'a TransformerConfig,
         seed: Option<ValueId>,
     ) -> Self {
-        Builder { graph, parameters, config, seed, sites: 0 }
+        Builder { graph, parameters, config, seed, recompute: false, sites: 0 }
     }
 
     /// Runs `f` in the scope `name`, which is a part of the names of parameters.
@@ -52,6 +54,16 @@ impl<'a, 'p> Builder<'a, 'p> {
         self.graph.push_scope(name.into());
         let out = f(self);
         self.graph.pop_scope();
+        out
+    }
+
+    /// Layer `i` of a stack.
+    pub(super) fn layer<T>(&mut self, i: usize, f: impl FnOnce(&mut Self) -> T) -> T {
+        let first = self.graph.nodes().len();
+        let out = self.scoped(format!("layers.{i}"), f);
+        if self.recompute {
+            self.graph.recompute_from(first);
+        }
         out
     }
 

@@ -44,11 +44,14 @@ pub struct Objective {
     pub label_smoothing: f64,
     /// Logits take at most this many bytes at a time; more are computed in chunks of rows.
     pub max_logits_bytes: u64,
+    /// Each layer is computed a second time for its gradients, instead of keeping its values until then: less memory for
+    /// a third more work, and the same bits.
+    pub recompute: bool,
 }
 
 impl Default for Objective {
     fn default() -> Self {
-        Objective { label_smoothing: 0.1, max_logits_bytes: 128 << 20 }
+        Objective { label_smoothing: 0.1, max_logits_bytes: 128 << 20, recompute: false }
     }
 }
 
@@ -193,6 +196,7 @@ impl Transformer {
         let mut parameters = Parameters::of(&self.layout, g);
 
         let mut b = Builder::new(g, &mut parameters, &self.config, seed);
+        b.recompute = objective.recompute && optimizer.is_some();
         let memory = b.encoder(source, Some(source_lengths))?;
         let decoded = b.decoder(decoder_input, memory, Some(source_lengths))?;
         let decoded = layout::reshape(b.graph, decoded, [rows * t, self.config.width])?;
@@ -390,7 +394,7 @@ impl Builder<'_, '_> {
         self.scoped("encoder", |b| {
             let mut stream = Stream::new(x);
             for i in 0..layers {
-                stream = b.scoped(format!("layers.{i}"), |b| {
+                stream = b.layer(i, |b| {
                     let stream =
                         b.sublayer("self_attn", stream, |b, x| b.self_attention(x, false, lengths))?;
                     b.sublayer("feed_forward", stream, |b, x| b.feed_forward(x))
@@ -430,7 +434,7 @@ impl Builder<'_, '_> {
         self.scoped("decoder", |b| {
             let mut stream = Stream::new(x);
             for i in 0..layers {
-                stream = b.scoped(format!("layers.{i}"), |b| {
+                stream = b.layer(i, |b| {
                     let stream = b.sublayer("self_attn", stream, |b, x| self_attention(b, i, x))?;
                     let stream = b.sublayer("cross_attn", stream, |b, x| {
                         let kv = memory(b, i)?;

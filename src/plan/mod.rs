@@ -136,6 +136,20 @@ impl Plan {
         self.buffers.iter().map(|b| b.bytes).sum::<u64>() + self.params.len() as u64
     }
 
+    /// Bytes of the buffers that it shares with no other plan: inputs, outputs, constants, parameter blocks.
+    pub fn own_bytes(&self) -> u64 {
+        let own = |b: &&BufferSpec| !matches!(b.kind, BufferKind::Slot | BufferKind::State { .. });
+        self.buffers.iter().filter(own).map(|b| b.bytes).sum::<u64>() + self.params.len() as u64
+    }
+
+    /// Bytes of its slots, the largest first.
+    pub fn slot_bytes(&self) -> Vec<u64> {
+        let slots = self.buffers.iter().filter(|b| matches!(b.kind, BufferKind::Slot));
+        let mut bytes: Vec<u64> = slots.map(|b| b.bytes).collect();
+        bytes.sort_by_key(|&b| std::cmp::Reverse(b));
+        bytes
+    }
+
     /// Floating-point operations of a run.
     pub fn flops(&self) -> u64 {
         self.steps.iter().map(|s| s.flops).sum()

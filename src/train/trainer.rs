@@ -23,6 +23,10 @@ pub struct TrainerSettings {
     pub clip_norm: Option<f64>,
     /// The loss.
     pub objective: Objective,
+    /// Device memory for parameters, moments and everything that steps compute, in bytes: see [`Trainer::bytes`]. Batches
+    /// that would need more are planned with smaller chunks of logits, and with layers that are computed again
+    /// ([`Objective::recompute`]). `None` is no bound.
+    pub max_bytes: Option<u64>,
 }
 
 /// Numbers of one training step, once the device has computed them.
@@ -124,6 +128,8 @@ pub struct Trainer {
     step: u64,
     training: HashMap<BatchShape, Prepared>,
     evaluation: HashMap<BatchShape, Prepared>,
+    /// The first of [`Trainer::objectives`] that is worth trying.
+    way: usize,
 }
 
 impl Trainer {
@@ -146,6 +152,7 @@ impl Trainer {
             step: 0,
             training: HashMap::new(),
             evaluation: HashMap::new(),
+            way: 0,
         })
     }
 
@@ -185,13 +192,65 @@ impl Trainer {
         self.training.get_mut(&shape).ok_or_else(|| Error::Internal("a plan was lost".into()))
     }
 
-    fn build(&self, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Prepared> {
-        let mut objective = self.settings.objective;
-        objective.max_logits_bytes = objective.max_logits_bytes.min(self.gpu.profile().max_binding_bytes);
-        let io = self.model.loss_graph(shape, &objective, optimizer)?;
-        let plan = Plan::new(&io.graph, &io.outputs(), self.gpu.profile())?;
-        let executor = self.gpu.executor(plan, &self.memory)?;
-        Ok(Prepared { io, executor })
+    /// The device memory of its states, slots and of what each of its plans has for itself, in bytes. Buffers for reading
+    /// results back, some bytes each, are not in it.
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes() + self.own_bytes()
+    }
+
+    fn own_bytes(&self) -> u64 {
+        let prepared = self.training.values().chain(self.evaluation.values());
+        prepared.map(|p| p.executor.plan().own_bytes()).sum()
+    }
+
+    /// Plans a batch within the budget: in the fastest way that fits beside the plans that are there. Where none does, those
+    /// are given up, and made again in less memory when they are needed.
+    fn build(&mut self, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Prepared> {
+        let ways = self.objectives(shape, optimizer.is_some());
+        let mut least = u64::MAX;
+        loop {
+            for objective in &ways[self.way.min(ways.len() - 1)..] {
+                let io = self.model.loss_graph(shape, objective, optimizer)?;
+                let plan = Plan::new(&io.graph, &io.outputs(), self.gpu.profile())?;
+                let needed = self.memory.bytes_with_plan(&plan) + self.own_bytes() + plan.own_bytes();
+                if self.settings.max_bytes.is_none_or(|most| needed <= most) {
+                    let executor = self.gpu.executor(plan, &self.memory)?;
+                    return Ok(Prepared { io, executor });
+                }
+                least = least.min(needed);
+            }
+            if self.way + 1 >= ways.len() {
+                break;
+            }
+            self.way += 1;
+            self.training.clear();
+            self.evaluation.clear();
+            self.memory.release_slots();
+        }
+        let BatchShape { rows, source_len, target_len } = shape;
+        let problem = format!(
+            "a batch of {rows} x ({source_len} + {target_len}) symbols needs {least} bytes at least, {} are allowed: \
+             allow more, or take smaller batches",
+            self.settings.max_bytes.unwrap_or(u64::MAX)
+        );
+        Err(Error::config("max_bytes", problem))
+    }
+
+    /// How a loss may be computed: the fastest way first, each with less memory.
+    fn objectives(&self, shape: BatchShape, training: bool) -> Vec<Objective> {
+        let objective = self.settings.objective;
+        let row = 4 * self.model.config().target_vocabulary as u64;
+        let all = row * (shape.rows * shape.target_len) as u64;
+        let most = objective.max_logits_bytes.min(self.gpu.profile().max_binding_bytes);
+        if self.settings.max_bytes.is_none() {
+            return vec![Objective { max_logits_bytes: most, ..objective }];
+        }
+        let again =
+            if training && !objective.recompute { vec![false, true] } else { vec![objective.recompute] };
+        let parts = [1, 4, 16, 64].map(|parts| most.min(all / parts).max(row));
+        let with =
+            |recompute| parts.map(|bytes| Objective { max_logits_bytes: bytes, recompute, ..objective });
+        again.into_iter().flat_map(with).collect()
     }
 
     /// Submits one training step and does not wait for it.
