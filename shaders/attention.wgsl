@@ -4,7 +4,7 @@
 //     P[t,s] = dropout(exp(x[t,s] - lse[t]))             lse[t] = log(sum_s exp(x[t,s]))
 //     out[t] = sum_s P[t,s] v[s]                         0 where t may attend to no key
 // Exponents are base 2 throughout: log2(e) is part of params.scale, and lse is stored in base 2.
-// A query t may attend to a key s if s < lengths[b] (LENGTHS), s <= (t | params.future) and mask[b or 0,t,s] != 0 (MASK).
+// A query t may attend to a key s if s < lengths[b] (params.limited), s <= (t | params.future) and mask[b or 0,t,s] != 0 (MASK).
 //
 // Backward, with delta[t] = sum_c d_out[t,c] out[t,c] (kernel `stats`):
 //     d_x[t,s] = P[t,s] d_out[t].v[s] - softmax[t,s] delta[t]
@@ -18,7 +18,7 @@
 // (r, c) of its NR x NC has the tile elements (r + i NR, c + j NC) for i < RT, j < CT, and of each owned row r + i NR the
 // columns c + j NC of each chunk of DC elems. The head dimension goes through workgroup memory in NCH chunks.
 //
-// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); LENGTHS, MASK, BIAS, DROPOUT;
+// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
 // FOUR whether elem is vec4<f32> (else f32). alias elem. With lib/random.wgsl.
 
 struct Params {
@@ -42,6 +42,7 @@ struct Params {
     keep: f32, // 1 / (1 - p)
     site: u32,
     future: u32, // 0 where keys after a query are hidden from it (causal), else all bits
+    limited: u32, // 0 where lengths are not to be read: every row has S keys
 }
 
 @group(1) @binding(0) var<uniform> params: Params;
@@ -174,7 +175,7 @@ fn weigh_tile(r: u32, c: u32, chunk: u32, count: u32, sums: ptr<function, Sums>)
 @group(0) @binding(7) var<storage, read_write> lse: array<f32>; // [B, H, T]
 
 fn key_count(b: u32) -> u32 {
-    if LENGTHS {
+    if params.limited != 0u {
         return min(lengths[b], params.s);
     }
     return params.s;
@@ -396,7 +397,7 @@ fn stats(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) group
             stats_written[rows + i] = stats_seed[i - rows];
         }
     } else if i < rows + 2u + params.batch {
-        if LENGTHS {
+        if params.limited != 0u {
             stats_written[rows + i] = stats_lengths[i - rows - 2u];
         }
     }
@@ -419,7 +420,7 @@ fn saved_key() -> vec2<u32> {
 }
 
 fn saved_key_count(b: u32) -> u32 {
-    if LENGTHS {
+    if params.limited != 0u {
         return min(saved[2u * params.batch * params.heads * params.t + 2u + b], params.s);
     }
     return params.s;

@@ -42,6 +42,7 @@ params! {
         keep: f32,
         site: u32,
         future: u32,
+        limited: u32,
     }
 }
 
@@ -156,6 +157,7 @@ impl Lowered {
             keep: dropout.map_or(1.0, Dropout::scale) as f32,
             site: dropout.map_or(0, |d| d.site),
             future: if self.spec.settings.causal { 0 } else { u32::MAX },
+            limited: u32::from(self.spec.lengths),
         };
         params.bytes()
     }
@@ -225,7 +227,6 @@ impl Lowered {
         let mut kernel = kernel(entry, bindings, constants(numbers));
         for (name, value) in &mut kernel.constants {
             *value = match *name {
-                "LENGTHS" => Const::Bool(spec.lengths),
                 "MASK" => Const::Bool(spec.mask),
                 "BIAS" => Const::Bool(spec.bias),
                 "DROPOUT" => Const::Bool(spec.settings.dropout.is_some()),
@@ -242,7 +243,8 @@ impl Lowered {
 /// compile time (which grows with rows times chunks) and waste where `rows` is no multiple.
 fn lane_rows(rows: usize, dv: usize) -> usize {
     let most = 64 / dv.div_ceil(8).min(8);
-    // The time a row takes, in percent, measured with D 32 on llvmpipe of Mesa 22.3.6.
+    // The time a row takes, in percent, measured with D 32 on llvmpipe of Mesa 22.3.6 with AVX-512. With AVX2 the small
+    // ones are worse: D 64 with 16 rows takes twice the time of 32 rows.
     let costs = [(32, 100), (24, 105), (16, 115), (8, 145)];
     let fitting = costs.iter().filter(|(tm, _)| *tm <= most);
     fitting.min_by_key(|(tm, cost)| rows.next_multiple_of(*tm) * cost).map_or(8, |(tm, _)| *tm)
@@ -251,7 +253,7 @@ fn lane_rows(rows: usize, dv: usize) -> usize {
 /// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
 fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
     let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
-    let flags = ["LENGTHS", "MASK", "BIAS", "DROPOUT", "FOUR"];
+    let flags = ["MASK", "BIAS", "DROPOUT", "FOUR"];
     let unused = names.iter().filter(|name| !numbers.iter().any(|(n, _)| n == *name));
     let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
     constants.extend(numbers.iter().map(|&(name, value)| (name, Const::U32(value as u32))));
