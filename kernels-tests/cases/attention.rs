@@ -110,6 +110,8 @@ impl Setup {
             let (settings, inputs) = this.build(b)?;
             Ok(vec![attention(b.graph(), settings, inputs)?])
         })
+        // Kernels that own many rows: 10 s each with checks.
+        .slow_to_compile(self.t.max(self.s) > 16)
     }
 }
 

@@ -85,6 +85,7 @@ pub struct Case {
     seeded: Vec<usize>,
     ones: bool,
     gradient: bool,
+    slow: bool,
 }
 
 impl Case {
@@ -93,7 +94,8 @@ impl Case {
         name: impl Into<String>,
         build: impl Fn(&mut Build) -> Result<Vec<ValueId>> + Send + Sync + 'static,
     ) -> Self {
-        Case { name: name.into(), build: Box::new(build), seeded: vec![0], ones: false, gradient: true }
+        let build = Box::new(build);
+        Case { name: name.into(), build, seeded: vec![0], ones: false, gradient: true, slow: false }
     }
 
     /// The outputs that gradients come from (the first, unless said).
@@ -111,6 +113,12 @@ impl Case {
     /// Nothing is differentiated.
     pub fn values_only(mut self) -> Self {
         self.gradient = false;
+        self
+    }
+
+    /// Its kernels take long to compile: on software adapters it is thorough only where a kernel is new.
+    pub fn slow_to_compile(mut self, slow: bool) -> Self {
+        self.slow = slow;
         self
     }
 
@@ -278,7 +286,8 @@ impl Case {
         let mut runs = 1;
         let first = on.has_new(&names);
         let compiles_slowly = on.gpu.profile().class == DeviceClass::Cpu;
-        let all = first || !compiles_slowly || on.change.is_some() || self.is_one_of(THOROUGH);
+        let chosen = !self.slow && self.is_one_of(THOROUGH);
+        let all = first || !compiles_slowly || on.change.is_some() || chosen;
         let checks = !on.brief && all;
         let kernels = on.prepared(plan, checks || variant == OWN, checks)?;
         if checks {
