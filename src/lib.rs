@@ -6,14 +6,16 @@
 #[cfg(feature = "bench")]
 pub mod bench;
 mod error;
+#[cfg(any(feature = "bench", feature = "text"))]
 mod fs;
-#[cfg(feature = "io")]
+#[cfg(feature = "import")]
 pub mod golden;
 pub mod gpu;
 pub mod graph;
+pub mod ids;
 pub mod infer;
 pub mod kernel;
-#[cfg(feature = "io")]
+#[cfg(feature = "import")]
 pub mod model;
 pub mod nn;
 pub mod ops;
@@ -24,6 +26,7 @@ mod shape;
 mod tensor;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "text")]
 pub mod text;
 pub mod train;
 pub mod verify;
@@ -34,6 +37,6 @@ pub use shape::{DType, Shape, TensorType};
 pub use tensor::{HostTensor, Tensor64};
 
 /// The examples of the README, compiled with the documentation's.
-#[cfg(all(doctest, feature = "io", feature = "testing"))]
+#[cfg(all(doctest, feature = "import", feature = "testing"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

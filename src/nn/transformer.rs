@@ -4,38 +4,13 @@ use super::config::{Positions, TransformerConfig, Tying};
 use super::layers::{Builder, Stream};
 use super::params::{Init, ParameterLayout, Parameters, page_name};
 use crate::graph::{Graph, ValueId};
+use crate::ids::{BatchShape, PAD};
 use crate::ops::cross_entropy::{Chunks, CrossEntropy, Loss};
 use crate::ops::elementwise::Activation;
 use crate::ops::embedding::EmbeddingInputs;
 use crate::ops::optimizer::{AdamPages, AdamSettings};
 use crate::ops::{argmax, cache_write, cross_entropy, embedding, layout, matmul, optimizer};
 use crate::{Error, HostTensor, Result, TensorType};
-
-/// The id of padding in every vocabulary: such targets are ignored.
-pub const PAD: u32 = 0;
-
-/// The shape of a batch: B rows of S source and T target symbols.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BatchShape {
-    /// Rows B.
-    pub rows: usize,
-    /// Padded length S of the sources.
-    pub source_len: usize,
-    /// Padded length T of the targets.
-    pub target_len: usize,
-}
-
-impl BatchShape {
-    /// The tokens of a batch, padding and both sides included.
-    pub fn tokens(&self) -> usize {
-        self.rows * (self.source_len + self.target_len)
-    }
-
-    /// Whether a row of `other` fits into a row of this shape.
-    pub fn holds(&self, other: &BatchShape) -> bool {
-        self.source_len >= other.source_len && self.target_len >= other.target_len
-    }
-}
 
 /// What is minimised.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,10 +2,10 @@
 
 use super::schedule::Schedule;
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
-use crate::nn::{BatchShape, LossGraph, Objective, Optimizer, Transformer, page_name};
+use crate::ids::{Batch, BatchShape};
+use crate::nn::{LossGraph, Objective, Optimizer, Transformer, page_name};
 use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
-use crate::text::Batch;
 use crate::verify::Verification;
 use crate::{Error, HostTensor, Result, Shape, TensorType};
 use std::collections::HashMap;
