@@ -15,6 +15,7 @@ pub mod graph;
 pub mod ids;
 pub mod infer;
 pub mod kernel;
+pub mod kernels;
 #[cfg(feature = "import")]
 pub mod model;
 pub mod nn;
