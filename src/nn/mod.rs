@@ -9,4 +9,4 @@ pub use crate::ids::{BatchShape, PAD};
 pub use config::{NormPlacement, PRESETS, Positions, TransformerConfig, Tying};
 pub use layers::{Builder, Stream};
 pub use params::{Init, Parameter, ParameterLayout, Parameters, page_name};
-pub use transformer::{DecodeGraph, EncodeGraph, LossGraph, Objective, Optimizer, Transformer};
+pub use transformer::{DecodeGraph, EncodeGraph, ForwardGraph, LossGraph, Objective, Optimizer, Transformer};
