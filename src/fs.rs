@@ -1,6 +1,6 @@
 //! Reading and writing whole files: reads have a bound, writes leave the old file or the new one, never half.
 
-#![cfg_attr(not(feature = "io"), allow(dead_code))]
+#![cfg_attr(not(feature = "import"), allow(dead_code))]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -49,7 +49,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Checks that a file of `bytes` can be written to `folder`, by writing one and removing it.
-#[cfg(feature = "io")]
+#[cfg(feature = "import")]
 pub(crate) fn probe(folder: &Path, bytes: u64) -> Result<()> {
     let cannot = |error: io::Error| {
         Error::file(folder, format!("cannot be written to (a file of {bytes} bytes was tried): {error}"))

@@ -135,7 +135,7 @@ async fn found(backend: Option<Backend>) -> Vec<(wgpu::Adapter, AdapterDescripti
 
 /// An instance without the extensions for windows: nothing is shown here, and with them Mesa's layer that chooses a
 /// device looks for a display and complains on the terminal when there is none.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "vulkan"))]
 fn instance(descriptor: wgpu::InstanceDescriptor) -> wgpu::Instance {
     use wgpu::hal::{InstanceDescriptor, vulkan};
     if !descriptor.backends.contains(wgpu::Backends::VULKAN) {
@@ -161,12 +161,16 @@ fn instance(descriptor: wgpu::InstanceDescriptor) -> wgpu::Instance {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", feature = "vulkan")))]
 fn instance(descriptor: wgpu::InstanceDescriptor) -> wgpu::Instance {
     wgpu::Instance::new(descriptor)
 }
 
 async fn found_in(backends: wgpu::Backends) -> Vec<(wgpu::Adapter, AdapterDescription)> {
+    // wgpu panics where it was built without any.
+    if !wgpu::Instance::enabled_backend_features().intersects(backends) {
+        return Vec::new();
+    }
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = backends;
     descriptor.flags.remove(wgpu::InstanceFlags::DEBUG | wgpu::InstanceFlags::VALIDATION);
@@ -247,6 +251,13 @@ pub(super) async fn device(adapter: &wgpu::Adapter, helpers: Option<Helpers>) ->
 /// When none fits; the message names those that there are.
 pub fn choose(request: &Request, list: &[AdapterDescription]) -> Result<usize> {
     let of = request.backend.map_or(String::new(), |b| format!(" for {b}"));
+    if wgpu::Instance::enabled_backend_features().is_empty() {
+        return Err(Error::Adapter(
+            "built without an interface to adapters: turn on one of the features vulkan, metal, dx12 and gles of \
+             wgformer, or hand over a device"
+                .into(),
+        ));
+    }
     if list.is_empty() {
         return Err(Error::Adapter(format!(
             "no GPU adapter found{of}: install your GPU's driver, or a software adapter (Debian, Ubuntu: apt install \

@@ -1,34 +1,16 @@
 //! Translation: the encoder once, then the decoder symbol by symbol with its keys and values kept on the device.
 
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
-use crate::nn::{BatchShape, DecodeGraph, EncodeGraph, Transformer, page_name};
+use crate::ids::BatchShape;
+use crate::nn::{DecodeGraph, EncodeGraph, Transformer, page_name};
 use crate::plan::Plan;
-use crate::text::vocab;
 use crate::{Error, HostTensor, Result};
 use std::collections::{HashMap, VecDeque};
 
+pub use crate::ids::SpecialIds;
+
 /// How many steps may be under way before the host looks at the symbols of the first: so it never waits for the last.
 const AHEAD: usize = 3;
-
-/// The ids with a meaning of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpecialIds {
-    /// Fills rows.
-    pub pad: u32,
-    /// The decoder is given this first.
-    pub begin: u32,
-    /// Ends a sentence.
-    pub end: u32,
-    /// Stands for symbols that the vocabulary lacks; never said.
-    pub unknown: u32,
-}
-
-/// Those of the vocabularies of this crate.
-impl Default for SpecialIds {
-    fn default() -> Self {
-        SpecialIds { pad: vocab::PAD, begin: vocab::BEGIN, end: vocab::END, unknown: vocab::UNKNOWN }
-    }
-}
 
 /// How a batch is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ mod folder;
 mod metrics;
 mod state;
 mod translator;
-mod weights;
+pub(crate) mod weights;
 
 pub use config::{Lowercase, ModelConfig, Precision, Task, TextConfig, TrainingConfig};
 pub use diverged::{DIVERGED_FILE, save_trouble};

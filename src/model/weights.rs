@@ -14,7 +14,7 @@ use std::path::Path;
 const MAX_HEADER_BYTES: u64 = 64 << 20;
 
 /// The file's bytes.
-pub(super) fn to_bytes(
+pub(crate) fn to_bytes(
     layout: &ParameterLayout,
     parameters: &HashMap<String, HostTensor>,
     precision: Precision,
@@ -53,13 +53,18 @@ pub(super) fn to_bytes(
     safetensors::serialize(views, None).map_err(internal)
 }
 
-/// Reads the parameters, exactly those of `layout`.
+/// Reads the parameters of a folder, exactly those of `layout`.
 pub(super) fn read(files: &dyn Files, layout: &ParameterLayout) -> Result<HashMap<String, HostTensor>> {
     let most = layout.elements() as u64 * 4 + MAX_HEADER_BYTES;
     from_bytes(&files.read(WEIGHTS_FILE, most)?, &files.path(WEIGHTS_FILE), layout)
 }
 
-fn from_bytes(bytes: &[u8], path: &Path, layout: &ParameterLayout) -> Result<HashMap<String, HostTensor>> {
+/// The parameters in a file's bytes, exactly those of `layout`.
+pub(crate) fn from_bytes(
+    bytes: &[u8],
+    path: &Path,
+    layout: &ParameterLayout,
+) -> Result<HashMap<String, HostTensor>> {
     let expected: Vec<_> = layout.parameters().iter().map(|p| (p.name.as_str(), p.shape.clone())).collect();
     Ok(tensors(bytes, path, &expected)?.0)
 }

@@ -5,7 +5,11 @@ use crate::{Error, Result};
 
 /// Where LayerNorm stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum NormPlacement {
     /// LayerNorm(x + Sublayer(x)), as in 'Attention is all you need', section 3.1.
     Post,
@@ -15,7 +19,11 @@ pub enum NormPlacement {
 
 /// Which of the three embedding matrices are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Tying {
     /// Source embedding, target embedding and output projection are three matrices.
     None,
@@ -29,7 +37,11 @@ pub enum Tying {
 
 /// How positions are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Positions {
     /// Sines at even and cosines at odd columns, as in the paper, section 3.5.
     Sinusoidal,
@@ -41,7 +53,11 @@ pub enum Positions {
 
 /// The settings of an encoder-decoder Transformer. Every size is free.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
 pub struct TransformerConfig {
     /// Symbols of the source vocabulary.
     pub source_vocabulary: usize,

@@ -5,9 +5,8 @@ mod layers;
 mod params;
 mod transformer;
 
+pub use crate::ids::{BatchShape, PAD};
 pub use config::{NormPlacement, PRESETS, Positions, TransformerConfig, Tying};
 pub use layers::{Builder, Stream};
 pub use params::{Init, Parameter, ParameterLayout, Parameters, page_name};
-pub use transformer::{
-    BatchShape, DecodeGraph, EncodeGraph, LossGraph, Objective, Optimizer, PAD, Transformer,
-};
+pub use transformer::{DecodeGraph, EncodeGraph, ForwardGraph, LossGraph, Objective, Optimizer, Transformer};

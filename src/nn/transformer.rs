@@ -4,38 +4,13 @@ use super::config::{Positions, TransformerConfig, Tying};
 use super::layers::{Builder, Stream};
 use super::params::{Init, ParameterLayout, Parameters, page_name};
 use crate::graph::{Graph, ValueId};
+use crate::ids::{BatchShape, PAD};
 use crate::ops::cross_entropy::{Chunks, CrossEntropy, Loss};
 use crate::ops::elementwise::Activation;
 use crate::ops::embedding::EmbeddingInputs;
 use crate::ops::optimizer::{AdamPages, AdamSettings};
 use crate::ops::{argmax, cache_write, cross_entropy, embedding, layout, matmul, optimizer};
 use crate::{Error, HostTensor, Result, TensorType};
-
-/// The id of padding in every vocabulary: such targets are ignored.
-pub const PAD: u32 = 0;
-
-/// The shape of a batch: B rows of S source and T target symbols.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BatchShape {
-    /// Rows B.
-    pub rows: usize,
-    /// Padded length S of the sources.
-    pub source_len: usize,
-    /// Padded length T of the targets.
-    pub target_len: usize,
-}
-
-impl BatchShape {
-    /// The tokens of a batch, padding and both sides included.
-    pub fn tokens(&self) -> usize {
-        self.rows * (self.source_len + self.target_len)
-    }
-
-    /// Whether a row of `other` fits into a row of this shape.
-    pub fn holds(&self, other: &BatchShape) -> bool {
-        self.source_len >= other.source_len && self.target_len >= other.target_len
-    }
-}
 
 /// What is minimised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,6 +79,21 @@ impl LossGraph {
     }
 }
 
+/// A graph that computes the logits of a batch by teacher forcing, without dropout.
+#[derive(Clone, Debug)]
+pub struct ForwardGraph {
+    /// The graph.
+    pub graph: Graph,
+    /// `u32[B, S]`: source ids, padded with [`PAD`].
+    pub source: ValueId,
+    /// `u32[B]`: source lengths.
+    pub source_lengths: ValueId,
+    /// `u32[B, T]`: what the decoder is given, begin symbol first.
+    pub decoder_input: ValueId,
+    /// `f32[B, T, V]`: the logits of the symbol after each place.
+    pub logits: ValueId,
+}
+
 /// A graph that encodes a batch and keeps each decoder layer's keys and values of the memory as states.
 #[derive(Clone, Debug)]
 pub struct EncodeGraph {
@@ -132,7 +122,7 @@ pub struct DecodeGraph {
     pub next: ValueId,
 }
 
-/// A Transformer's settings and parameters' layout. It knows no device.
+/// A Transformer's settings and parameters' layout. It knows no device: [`crate::Transformer`] is one that runs.
 #[derive(Clone, Debug)]
 pub struct Transformer {
     config: TransformerConfig,
@@ -174,6 +164,22 @@ impl Transformer {
         &self.layout
     }
 
+    /// The graph of the logits, by teacher forcing.
+    ///
+    /// # Errors
+    /// When the batch is longer than the model allows.
+    pub fn forward_graph(&self, shape: BatchShape) -> Result<ForwardGraph> {
+        self.check(shape)?;
+        let mut graph = Graph::new();
+        let given = Given::new(&mut graph, shape);
+        let mut parameters = Parameters::of(&self.layout, &mut graph);
+        let mut b = Builder::new(&mut graph, &mut parameters, &self.config, None);
+        let (_, decoded) = given.decoded(&mut b)?;
+        let logits = b.logits(decoded)?;
+        let Given { source, source_lengths, decoder_input } = given;
+        Ok(ForwardGraph { graph, source, source_lengths, decoder_input, logits })
+    }
+
     /// The graph of a training step (with an optimiser) or of an evaluation (without), by teacher forcing.
     ///
     /// # Errors
@@ -185,20 +191,17 @@ impl Transformer {
         optimizer: Option<&Optimizer>,
     ) -> Result<LossGraph> {
         self.check(shape)?;
-        let BatchShape { rows, source_len: s, target_len: t } = shape;
+        let BatchShape { rows, target_len: t, .. } = shape;
         let mut graph = Graph::new();
         let g = &mut graph;
-        let source = g.input("source", TensorType::u32([rows, s]));
-        let source_lengths = g.input("source_lengths", TensorType::u32([rows]));
-        let decoder_input = g.input("decoder_input", TensorType::u32([rows, t]));
+        let given = Given::new(g, shape);
         let targets = g.input("targets", TensorType::u32([rows, t]));
         let seed = optimizer.map(|_| g.input("seed", TensorType::u32([2])));
         let mut parameters = Parameters::of(&self.layout, g);
 
         let mut b = Builder::new(g, &mut parameters, &self.config, seed);
         b.recompute = objective.recompute && optimizer.is_some();
-        let memory = b.encoder(source, Some(source_lengths))?;
-        let decoded = b.decoder(decoder_input, memory, Some(source_lengths))?;
+        let (memory, decoded) = given.decoded(&mut b)?;
         let decoded = layout::reshape(b.graph, decoded, [rows * t, self.config.width])?;
         let flat_targets = layout::reshape(b.graph, targets, [rows * t])?;
         let settings = CrossEntropy { ignore: PAD, smoothing: objective.label_smoothing };
@@ -212,6 +215,7 @@ impl Transformer {
         let Loss { loss, stats } =
             cross_entropy::chunked(&mut b, decoded, flat_targets, chunks, settings, |b| b.graph, project)?;
 
+        let Given { source, source_lengths, decoder_input } = given;
         let mut out = LossGraph {
             source,
             source_lengths,
@@ -332,6 +336,30 @@ impl Transformer {
             }
         }
         Ok(())
+    }
+}
+
+/// What encoder and decoder are given by teacher forcing.
+struct Given {
+    source: ValueId,
+    source_lengths: ValueId,
+    decoder_input: ValueId,
+}
+
+impl Given {
+    fn new(g: &mut Graph, shape: BatchShape) -> Given {
+        let BatchShape { rows, source_len, target_len } = shape;
+        Given {
+            source: g.input("source", TensorType::u32([rows, source_len])),
+            source_lengths: g.input("source_lengths", TensorType::u32([rows])),
+            decoder_input: g.input("decoder_input", TensorType::u32([rows, target_len])),
+        }
+    }
+
+    /// The encoder's output [B, S, C] and the decoder's [B, T, C].
+    fn decoded(&self, b: &mut Builder) -> Result<(ValueId, ValueId)> {
+        let memory = b.encoder(self.source, Some(self.source_lengths))?;
+        Ok((memory, b.decoder(self.decoder_input, memory, Some(self.source_lengths))?))
     }
 }
 

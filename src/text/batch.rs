@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 
 use super::corpus::{Pair, Side};
 use super::tokenizer::Tokenizer;
-use super::vocab::{BEGIN, END, PAD, Vocabulary};
+use super::vocab::Vocabulary;
 use crate::error::{Error, Result};
-use crate::nn::BatchShape;
+use crate::ids::{Batch, BatchShape};
 use crate::rng::Rng;
 
 /// A sentence pair as ids, without begin and end.
@@ -60,7 +60,11 @@ pub enum BatchSize {
 
 /// What is done with pairs that are too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Overlong {
     /// They are left out.
     Skip,
@@ -159,31 +163,6 @@ pub struct BatchRows {
     pub indices: Vec<usize>,
 }
 
-/// Padded arrays for a device. Arrays with two dimensions are in row-major order.
-///
-/// Rows after those of `indices` are empty: their source is one `</s>`, the decoder reads one `<s>`, and all targets
-/// are padding. So every row has something to attend to, and empty ones add nothing to a loss that leaves out
-/// padding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// B, S and T.
-    pub shape: BatchShape,
-    /// What the encoder reads, B×S: sources, with `</s>` if so set, padded with 0.
-    pub source: Vec<u32>,
-    /// How many ids of each row of `source` are not padding, B numbers; never 0.
-    pub source_lengths: Vec<u32>,
-    /// What the decoder reads, B×T: `<s>` and the target, padded with 0.
-    pub decoder_input: Vec<u32>,
-    /// What the decoder should say, B×T: the target and `</s>`, padded with 0.
-    pub targets: Vec<u32>,
-    /// How many ids of each row of `decoder_input` are not padding, B numbers; never 0.
-    pub target_lengths: Vec<u32>,
-    /// How many of `targets` are not padding.
-    pub tokens: usize,
-    /// The place in [`Batches::examples`] of each row that is not empty.
-    pub indices: Vec<usize>,
-}
-
 /// Examples, sorted into buckets, from which the batches of every epoch come.
 #[derive(Clone, Debug)]
 pub struct Batches {
@@ -270,44 +249,13 @@ impl Batches {
 
     /// The arrays of a batch that [`Batches::epoch`] listed.
     pub fn batch(&self, rows: &BatchRows) -> Batch {
-        let BatchShape { rows: height, source_len, target_len } = rows.bucket;
-        let mut batch = Batch {
-            shape: rows.bucket,
-            source: vec![PAD; height * source_len],
-            source_lengths: vec![1; height],
-            decoder_input: vec![PAD; height * target_len],
-            targets: vec![PAD; height * target_len],
-            target_lengths: vec![1; height],
-            tokens: 0,
-            indices: Vec::with_capacity(rows.indices.len()),
-        };
         let known = rows.indices.iter().filter_map(|&index| Some((index, self.examples.get(index)?)));
-        for (row, (index, example)) in known.take(height).enumerate() {
-            batch.indices.push(index);
-            let ended = self.end_source || example.source.is_empty();
-            batch.source_lengths[row] =
-                fill(&mut batch.source[row * source_len..][..source_len], None, &example.source, ended);
-            let places = row * target_len..(row + 1) * target_len;
-            batch.target_lengths[row] =
-                fill(&mut batch.decoder_input[places.clone()], Some(BEGIN), &example.target, false);
-            fill(&mut batch.targets[places], None, &example.target, true);
-        }
-        for row in batch.indices.len()..height {
-            fill(&mut batch.source[row * source_len..][..source_len], None, &[], true);
-            fill(&mut batch.decoder_input[row * target_len..][..target_len], Some(BEGIN), &[], false);
-        }
-        batch.tokens = batch.targets.iter().filter(|&&id| id != PAD).count();
+        let known: Vec<(usize, &Example)> = known.take(rows.bucket.rows).collect();
+        let pairs = known.iter().map(|(_, example)| (&example.source[..], &example.target[..]));
+        let mut batch = Batch::new(rows.bucket, self.end_source, pairs);
+        batch.indices = known.iter().map(|(index, _)| *index).collect();
         batch
     }
-}
-
-/// Writes ids to the beginning of `row`, as many as there is room for, and says how many.
-fn fill(row: &mut [u32], begin: Option<u32>, ids: &[u32], end: bool) -> u32 {
-    let ids = begin.into_iter().chain(ids.iter().copied()).chain(end.then_some(END));
-    row.iter_mut().zip(ids).fold(0, |filled, (place, id)| {
-        *place = id;
-        filled + 1
-    })
 }
 
 /// The symbols of a source in a batch. An empty one always has its `</s>`.
@@ -438,6 +386,7 @@ fn cut_in_batches(mut buckets: Vec<Members>) -> Vec<BatchRows> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::END;
     use std::collections::HashSet;
 
     /// Examples with these lengths, and ids that say which example and place they are.

@@ -29,9 +29,8 @@ pub mod dates;
 pub mod tokenizer;
 pub mod vocab;
 
-pub use batch::{
-    Batch, BatchOptions, BatchRows, BatchSize, Batches, Example, Overlong, TooLong, encode_pairs,
-};
+pub use crate::ids::Batch;
+pub use batch::{BatchOptions, BatchRows, BatchSize, Batches, Example, Overlong, TooLong, encode_pairs};
 pub use bleu::{Bleu, bleu, exact_match};
 pub use corpus::{Corpus, Pair, Side};
 pub use tokenizer::{Tokenizer, TokenizerKind};

@@ -14,12 +14,16 @@ const GLUE: char = '￭';
 
 /// What the symbols of a text are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum TokenizerKind {
     /// Words and punctuation; Chinese and Japanese characters singly.
     Words,
     /// Characters, the space included.
-    #[cfg_attr(feature = "io", serde(rename = "chars"))]
+    #[cfg_attr(feature = "import", serde(rename = "chars"))]
     Characters,
 }
 

@@ -8,15 +8,9 @@ use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 use crate::fs;
 
-/// The id of `<pad>`, which fills the unused places of a batch.
-pub const PAD: u32 = 0;
-/// The id of `<s>`, which begins what a decoder reads.
-pub const BEGIN: u32 = 1;
-/// The id of `</s>`, which ends a sentence.
-pub const END: u32 = 2;
-/// The id of `<unk>`, which stands for every symbol that a vocabulary does not have.
-pub const UNKNOWN: u32 = 3;
-/// The special symbols; each one's id is its place.
+pub use crate::ids::{BEGIN, END, PAD, UNKNOWN};
+
+/// The special symbols; each one's id ([`PAD`], [`BEGIN`], [`END`], [`UNKNOWN`]) is its place.
 pub const SPECIALS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
 
 /// The most symbols of a vocabulary.

@@ -4,7 +4,11 @@ use crate::{Error, Result};
 
 /// The shape of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "io", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Decay {
     /// As in 'Attention is all you need', section 5.3: rate C^-0.5 min(step^-0.5, step warmup^-1.5); here `rate` is a
     /// factor, 1 in the paper.

@@ -1,11 +1,11 @@
 //! The trainer: parameters and moments on a device, and a step for each batch.
 
-use super::schedule::Schedule;
+use super::schedule::{Decay, Schedule};
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
-use crate::nn::{BatchShape, LossGraph, Objective, Optimizer, Transformer, page_name};
+use crate::ids::{Batch, BatchShape};
+use crate::nn::{LossGraph, Objective, Optimizer, Transformer, page_name};
 use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
-use crate::text::Batch;
 use crate::verify::Verification;
 use crate::{Error, HostTensor, Result, Shape, TensorType};
 use std::collections::HashMap;
@@ -27,6 +27,21 @@ pub struct TrainerSettings {
     /// that would need more are planned with smaller chunks of logits, and with layers that are computed again
     /// ([`Objective::recompute`]). `None` is no bound.
     pub max_bytes: Option<u64>,
+}
+
+/// Seed 1, the loss and Adam's settings of 'Attention is all you need', clipping at a norm of 1, and a learning rate that
+/// warms up to 1e-3 in 100 steps and then falls with the square root of the step.
+impl Default for TrainerSettings {
+    fn default() -> Self {
+        TrainerSettings {
+            seed: 1,
+            schedule: Schedule { decay: Decay::InverseSqrt, rate: 1e-3, warmup: 100, steps: 0, width: 0 },
+            adam: AdamSettings::transformer(),
+            clip_norm: Some(1.0),
+            objective: Objective::default(),
+            max_bytes: None,
+        }
+    }
 }
 
 /// Numbers of one training step, once the device has computed them.
@@ -138,11 +153,36 @@ impl Trainer {
     /// # Errors
     /// When a setting is impossible or the device too small.
     pub fn new(gpu: &Gpu, model: Transformer, settings: TrainerSettings) -> Result<Self> {
-        settings.schedule.validate()?;
         model.layout().check_limits(gpu.profile())?;
         let memory = Memory::new(gpu);
         for (i, page) in model.layout().initial(settings.seed).into_iter().enumerate() {
             memory.write(&page_name("parameters", i), &HostTensor::f32([page.len()], page))?;
+        }
+        Self::with_memory(gpu, model, memory, settings)
+    }
+
+    /// A trainer of the parameters that are already in this memory, as pages: the states `parameters.0` and so on, of the
+    /// lengths that [`ParameterLayout::pages`](crate::nn::ParameterLayout::pages) has.
+    ///
+    /// # Errors
+    /// When a setting is impossible, a page is missing or of another length, or the device too small.
+    pub fn with_memory(
+        gpu: &Gpu,
+        model: Transformer,
+        memory: Memory,
+        settings: TrainerSettings,
+    ) -> Result<Self> {
+        settings.schedule.validate()?;
+        let states: HashMap<String, TensorType> = memory.states().into_iter().collect();
+        for (i, &n) in model.layout().pages().iter().enumerate() {
+            let (name, want) = (page_name("parameters", i), TensorType::f32([n]));
+            match states.get(&name) {
+                Some(ty) if *ty == want => {}
+                other => {
+                    let got = other.map_or("nothing".to_string(), |ty| ty.to_string());
+                    return Err(Error::shape("memory", name, want, got));
+                }
+            }
         }
         Ok(Trainer {
             gpu: gpu.clone(),

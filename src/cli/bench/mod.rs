@@ -2,6 +2,7 @@
 
 mod compare;
 mod format;
+#[cfg(feature = "plots")]
 mod report;
 mod run;
 mod sweep;
@@ -35,6 +36,7 @@ enum Verb {
     /// Say of each row of two result files whether it became faster or slower
     Compare(compare::Compare),
     /// Write one HTML file with charts and tables of result files
+    #[cfg(feature = "plots")]
     Report(report::Report),
 }
 
@@ -54,6 +56,7 @@ impl Bench {
             Verb::List(list) => list.run(global),
             Verb::Run(run) => run.run(global),
             Verb::Compare(compare) => compare.run(),
+            #[cfg(feature = "plots")]
             Verb::Report(report) => report.run(),
         }
     }
