@@ -29,9 +29,11 @@ pub mod train;
 pub mod verify;
 
 pub use error::{Error, ErrorKind, Result};
-pub use profile::{DeviceClass, DeviceProfile};
+pub use profile::{DeviceClass, DeviceProfile, Limit};
 pub use shape::{DType, Shape, TensorType};
 pub use tensor::{HostTensor, Tensor64};
+/// The wgpu that this crate is built on: a host that shares its device needs the same one.
+pub use wgpu;
 
 /// The examples of the README, compiled with the documentation's.
 #[cfg(all(doctest, feature = "io", feature = "testing"))]
