@@ -5,6 +5,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+pub mod check;
 mod error;
 mod fs;
 #[cfg(feature = "io")]
