@@ -138,13 +138,17 @@ fn scoped<T>(device: &wgpu::Device, what: &dyn Display, f: impl FnOnce() -> T) -
     let out = f();
     // These futures are ready as they come: nothing here waits for the device.
     let (internal, validation, memory) = (internal.pop(), validation.pop(), memory.pop());
-    if pollster::block_on(memory).is_some() {
-        return Err(Error::OutOfMemory { what: what.to_string(), bytes: 0 });
+    let found =
+        pollster::block_on(memory).or(pollster::block_on(validation)).or(pollster::block_on(internal));
+    found.map_or(Ok(out), |e| Err(failure(what, &e)))
+}
+
+/// An error of wgpu's as ours.
+fn failure(what: &dyn Display, error: &wgpu::Error) -> Error {
+    match error {
+        wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { what: what.to_string(), bytes: 0 },
+        _ => Error::Device(format!("{what}: {}", text(error))),
     }
-    if let Some(e) = pollster::block_on(validation).or(pollster::block_on(internal)) {
-        return Err(Error::Device(format!("{what}: {}", text(&e))));
-    }
-    Ok(out)
 }
 
 impl Shared {
@@ -394,5 +398,31 @@ impl Gpu {
     /// a kernel does not compile, or when a state of the same name and another type exists.
     pub fn executor(&self, plan: Plan, memory: &Memory) -> Result<Executor> {
         Executor::new(self, plan, memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    /// Not every driver says so: Mesa's llvmpipe hands out memory until the system stops the program.
+    #[test]
+    fn out_of_memory_has_a_kind_of_its_own() {
+        let full = wgpu::Error::OutOfMemory { source: "Not enough memory left.".into() };
+        let error = failure(&"a page", &full);
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(
+            error.to_string().starts_with("GPU: out of memory for a page: take a smaller batch"),
+            "{error}"
+        );
+        let sized = Error::OutOfMemory { what: "a page".into(), bytes: 256 };
+        assert!(sized.to_string().contains("for a page (256 bytes): take"), "{sized}");
+        let description = "Validation Error\n\nCaused by:\n  a is invalid\n".to_string();
+        let error = failure(&"a page", &wgpu::Error::Validation { source: "".into(), description });
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (ErrorKind::Device, "GPU: a page: Validation Error: a is invalid")
+        );
     }
 }
