@@ -360,7 +360,8 @@ fn states_live_in_the_hosts_buffer() {
     let mut e = executor(&gpu, &memory, &g, &[sum]);
     e.write(x, &HostTensor::f32([64], vec![1000.0; 64])).unwrap();
     e.run().unwrap();
-    let page: Vec<f32> = (0..128).map(|i| if i < 64 { 1128.0 + i as f32 } else { 64.0 + i as f32 }).collect();
+    let after = |i: u8| if i < 64 { 1064.0 + 0.5 * f32::from(i) } else { 64.0 + f32::from(i) };
+    let page: Vec<f32> = (0..128).map(after).collect();
     assert_eq!(contents(&gpu, &kept)[64..], page);
     assert_eq!(values(&memory.read("page").unwrap()), page);
     assert_eq!(values(&drive(&gpu, memory.read_async("page").unwrap()).unwrap()), page);
@@ -772,10 +773,8 @@ fn a_plan_that_the_adapter_cannot_run_is_refused() {
         gpu.executor(plan, &Memory::new(&gpu)).unwrap_err()
     }] {
         let Error::Limit { limit, needed, allowed, tensor } = error else { panic!("{error}") };
-        assert!(limit == "max_buffer_size" && needed == 1 << 42 && allowed < needed, "{tensor}");
-        assert!(
-            ["x", "b", "elementwise"].iter().any(|name| tensor.contains(name)) || tensor.contains("slot")
-        );
+        assert_eq!((limit, needed, tensor.as_str()), ("max_buffer_size", 1 << 33, "x"));
+        assert!(allowed < needed);
     }
 }
 
