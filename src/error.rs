@@ -1,6 +1,7 @@
 //! The one error type of the library. An error says what went wrong, where, and what to do.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -19,8 +20,14 @@ pub enum ErrorKind {
     Unsupported,
     /// There is no adapter, or none that fits the request.
     Adapter,
-    /// The device failed: lost, out of memory, or an error of the driver.
+    /// The device or its driver reported an error.
     Device,
+    /// The device has no memory left: take less, or free some, and try again.
+    OutOfMemory,
+    /// The device did not answer in time: wait longer, or take it for lost.
+    Timeout,
+    /// The device is gone: make a new one, and go on from what was saved.
+    DeviceLost,
     /// A file is missing, cannot be read or written, or holds something else than it should.
     File,
     /// Text or ids that were given cannot be used.
@@ -78,9 +85,33 @@ pub enum Error {
     /// No adapter fits the request.
     #[error("{0}")]
     Adapter(String),
-    /// The device failed.
+    /// The device or its driver reported an error.
     #[error("GPU: {0}")]
     Device(String),
+    /// The device has no memory left. It still works.
+    #[error(
+        "GPU: out of memory for {what}{}: take a smaller batch or model, or free memory of the device",
+        match bytes { 0 => String::new(), n => format!(" ({n} bytes)") }
+    )]
+    OutOfMemory {
+        /// What was to be made.
+        what: String,
+        /// Its size; 0 where the device does not say.
+        bytes: u64,
+    },
+    /// The device did not answer in time: see [`Gpu::set_timeout`](crate::gpu::Gpu::set_timeout).
+    #[error(
+        "GPU: {what}: no answer within {after:?}: it hangs, or has more to do; wait longer, or make a new device"
+    )]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// The device is gone, and all that was on it.
+    #[error("GPU: the device was lost ({0}): make a new one")]
+    DeviceLost(String),
     /// A file cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
@@ -107,6 +138,9 @@ impl Error {
             Error::Unsupported { .. } => ErrorKind::Unsupported,
             Error::Adapter(_) => ErrorKind::Adapter,
             Error::Device(_) => ErrorKind::Device,
+            Error::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Error::Timeout { .. } => ErrorKind::Timeout,
+            Error::DeviceLost(_) => ErrorKind::DeviceLost,
             Error::File { .. } => ErrorKind::File,
             Error::Input(_) => ErrorKind::Input,
             Error::Internal(_) => ErrorKind::Internal,

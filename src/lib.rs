@@ -67,6 +67,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+pub mod check;
 mod error;
 #[cfg(any(feature = "bench", feature = "text"))]
 mod fs;
@@ -96,10 +97,12 @@ mod transformer;
 pub mod verify;
 
 pub use error::{Error, ErrorKind, Result};
-pub use profile::{DeviceClass, DeviceProfile};
+pub use profile::{DeviceClass, DeviceProfile, Limit};
 pub use shape::{DType, Shape, TensorType};
 pub use tensor::{HostTensor, Tensor64};
 pub use transformer::Transformer;
+/// The wgpu that this crate is built on: a host that shares its device needs the same one.
+pub use wgpu;
 
 /// The examples of the README, compiled with the documentation's.
 #[cfg(all(doctest, feature = "import", feature = "testing"))]

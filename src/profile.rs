@@ -11,6 +11,37 @@ pub enum DeviceClass {
     Cpu,
 }
 
+/// A limit of a device that plans may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Storage buffers a shader stage.
+    StorageBuffers,
+    /// Bytes of workgroup memory.
+    WorkgroupBytes,
+    /// Invocations a workgroup.
+    Invocations,
+    /// Workgroups a dimension.
+    Groups,
+    /// Bytes of one storage binding.
+    BindingBytes,
+    /// Bytes of one buffer.
+    BufferBytes,
+}
+
+impl Limit {
+    /// Its name in WebGPU's terms.
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::StorageBuffers => "max_storage_buffers_per_shader_stage",
+            Limit::WorkgroupBytes => "max_compute_workgroup_storage_size",
+            Limit::Invocations => "max_compute_invocations_per_workgroup",
+            Limit::Groups => "max_compute_workgroups_per_dimension",
+            Limit::BindingBytes => "max_storage_buffer_binding_size",
+            Limit::BufferBytes => "max_buffer_size",
+        }
+    }
+}
+
 /// What lowering knows of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProfile {
@@ -53,6 +84,18 @@ impl DeviceProfile {
             max_groups: 65535,
             max_binding_bytes: 128 << 20,
             max_buffer_bytes: 256 << 20,
+        }
+    }
+
+    /// How much the device allows.
+    pub fn allows(&self, limit: Limit) -> u64 {
+        match limit {
+            Limit::StorageBuffers => self.max_storage_buffers.into(),
+            Limit::WorkgroupBytes => self.max_workgroup_bytes.into(),
+            Limit::Invocations => self.max_invocations.into(),
+            Limit::Groups => self.max_groups.into(),
+            Limit::BindingBytes => self.max_binding_bytes,
+            Limit::BufferBytes => self.max_buffer_bytes,
         }
     }
 

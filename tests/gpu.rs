@@ -255,7 +255,7 @@ fn a_buffer_that_is_too_large_is_an_error() {
     let (g, _, y) = small(8);
     let mut plan = Plan::new(&g, &[y], gpu.profile()).unwrap();
     plan.buffers[0].bytes = 1 << 45;
-    assert_eq!(gpu.executor(plan, &Memory::new(&gpu)).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(gpu.executor(plan, &Memory::new(&gpu)).unwrap_err().kind(), ErrorKind::Limit);
 }
 
 #[test]
@@ -273,8 +273,9 @@ fn a_lost_device_is_an_error() {
         e.write(x, &floats(8)).unwrap();
         e.run().unwrap();
         gpu.device().destroy();
-        // A submission to a lost device is dropped; what waits for it fails.
         let errors = [
+            e.run().unwrap_err(),
+            e.write(x, &floats(8)).unwrap_err(),
             e.run_and_fetch().and_then(|f| f.wait()).unwrap_err(),
             e.read(y).unwrap_err(),
             e.profile().unwrap_err(),
@@ -283,9 +284,10 @@ fn a_lost_device_is_an_error() {
             gpu.executor(plan, &memory).unwrap_err(),
         ];
         for error in errors {
-            assert_eq!(error.kind(), ErrorKind::Device);
+            assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
             assert!(error.to_string().contains("lost"), "{error}");
         }
+        assert!(gpu.is_lost());
     }
 }
 

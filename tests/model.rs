@@ -130,8 +130,11 @@ fn the_small_preset_needs_under_60_percent_of_its_values() {
     }
 }
 
-/// A trainer of the model `least` after some steps: parameters, and the bytes that it has on the device.
-fn trained(change: impl Fn(&mut TrainerSettings)) -> wgformer::Result<(Vec<(String, Vec<u8>)>, u64)> {
+/// The bytes of parameters by name.
+type Parameters = Vec<(String, Vec<u8>)>;
+
+/// A model after some steps: parameters, and the bytes that its trainer has on the device.
+fn trained(change: impl Fn(&mut TrainerSettings)) -> wgformer::Result<(Parameters, u64)> {
     let mut settings = settings(1e-3, 20);
     change(&mut settings);
     let mut trainer = Trainer::new(gpu(), Transformer::new(tiny(12))?, settings)?;

@@ -4,8 +4,7 @@
 //! queue; but what one device has compiled, all find in Mesa's cache. So on llvmpipe every new kernel is dispatched once
 //! with an empty grid, some by the device and some by others that are made for this alone.
 
-use super::memory::poll;
-use super::{Gpu, Pipeline, Shared, TIMEOUT, lock};
+use super::{Gpu, Pipeline, Shared, lock};
 use crate::kernel::Kernel;
 use crate::plan::ALIGN_BYTES;
 use crate::{Error, Result};
@@ -187,7 +186,7 @@ impl Shared {
             drop(pass);
             self.queue.submit([encoder.finish()]);
         })?;
-        poll(self, wgpu::PollType::Wait { submission_index: None, timeout: Some(TIMEOUT) })
+        self.wait("compiling")
     }
 }
 

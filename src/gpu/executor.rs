@@ -1,14 +1,17 @@
-//! Runs a plan: buffers, pipelines and bind groups are made once; a run records one pass and submits it.
+//! Runs a plan: buffers, pipelines and bind groups are made once; a run records one pass and submits it, or leaves that to
+//! the host.
 
-use super::memory::{Part, Reading, Ring, poll, read_one, readback_bytes};
-use super::{Buffer, Gpu, Memory, Pipeline, TIMEOUT};
+use super::memory::{Part, Read, Reading, Ring, read_one, readback_bytes};
+use super::{Buffer, Gpu, Memory, Pipeline, Running};
 use crate::graph::{Derived, ValueId, argsort};
 use crate::kernel::Access;
-use crate::plan::{ALIGN_BYTES, BufferKind, Place, Plan};
+use crate::plan::{ALIGN_BYTES, BufferKind, BufferSpec, Place, Plan, Port};
 use crate::{Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::num::NonZeroU64;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// A plan on a device.
 #[derive(Debug)]
@@ -24,8 +27,11 @@ pub struct Executor {
     /// The buffers of the plan that are slots, the largest first.
     slots: Vec<usize>,
     generation: u64,
-    /// Deduplicated, and for each step its number.
+    /// One for each distinct list of parts of buffers and layout.
     groups: Vec<wgpu::BindGroup>,
+    /// By group: the first step that has it.
+    group_steps: Vec<usize>,
+    /// By step: its group.
     step_groups: Vec<usize>,
     params: wgpu::BindGroup,
     /// Behind `params`; kept for the count of live bytes.
@@ -40,6 +46,7 @@ impl Executor {
         if !memory.is_on(shared) {
             return Err(Error::config("memory", "belongs to another device than the plan is to run on"));
         }
+        plan.check(gpu.profile())?;
         let pipelines = gpu.pipelines(&plan.kernels)?;
         let mut slots: Vec<usize> =
             (0..plan.buffers.len()).filter(|&i| matches!(plan.buffers[i].kind, BufferKind::Slot)).collect();
@@ -64,8 +71,7 @@ impl Executor {
                 BufferKind::Constant(tensor) => {
                     let usage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
                     let buffer = shared.buffer("constant", spec.bytes, usage)?;
-                    shared
-                        .scoped(&"constant", || shared.queue.write_buffer(&buffer.raw, 0, tensor.bytes()))?;
+                    shared.upload("constant", &buffer, tensor.bytes())?;
                     buffer
                 }
             });
@@ -85,6 +91,7 @@ impl Executor {
                 }],
             })
         })?;
+        let (group_steps, step_groups) = grouped(&plan);
         let missing = plan.buffers.iter().map(|b| matches!(b.kind, BufferKind::Input { .. })).collect();
         let mut executor = Executor {
             gpu: gpu.clone(),
@@ -96,15 +103,15 @@ impl Executor {
             slots,
             generation,
             groups: Vec::new(),
-            step_groups: Vec::new(),
+            group_steps,
+            step_groups,
             params,
             _params_buffer: params_buffer,
             outputs: Arc::default(),
             ring: Ring::default(),
         };
-        executor.bind()?;
-        executor.outputs =
-            executor.plan.outputs.iter().map(|o| executor.part(o.value)).collect::<Result<_>>()?;
+        executor.groups = executor.make_groups(|_| true)?.into_iter().map(|(_, group)| group).collect();
+        executor.outputs = executor.parts()?;
         Ok(executor)
     }
 
@@ -123,38 +130,49 @@ impl Executor {
         &self.memory
     }
 
-    /// Makes the bind groups: one for each distinct list of parts of buffers and layout.
-    fn bind(&mut self) -> Result<()> {
+    /// The bind groups that have one of these buffers of the plan, with their numbers.
+    fn make_groups(&self, of: impl Fn(usize) -> bool) -> Result<Vec<(usize, wgpu::BindGroup)>> {
         let shared = &self.gpu.shared;
-        let mut known: HashMap<(&[Place], &[Access]), usize> = HashMap::new();
-        let (mut groups, mut step_groups) = (Vec::new(), Vec::new());
-        for step in &self.plan.steps {
-            let kernel = &self.plan.kernels[step.kernel];
-            let next = groups.len();
-            let group = *known.entry((&step.bindings, &kernel.bindings)).or_insert(next);
-            if group == next {
-                let entries: Vec<_> = step
-                    .bindings
-                    .iter()
-                    .enumerate()
-                    .map(|(i, p)| wgpu::BindGroupEntry {
-                        binding: i as u32,
-                        resource: binding(&self.buffers[p.buffer], p.offset, p.bytes),
-                    })
-                    .collect();
-                groups.push(shared.scoped(&step.label, || {
+        let steps = self.group_steps.iter().map(|&s| &self.plan.steps[s]).enumerate();
+        steps
+            .filter(|(_, step)| step.bindings.iter().any(|p| of(p.buffer)))
+            .map(|(number, step)| {
+                let entry = |(i, p): (usize, &Place)| wgpu::BindGroupEntry {
+                    binding: i as u32,
+                    resource: binding(&self.buffers[p.buffer], p.offset, p.bytes),
+                };
+                let entries: Vec<_> = step.bindings.iter().enumerate().map(entry).collect();
+                let group = shared.scoped(&step.label, || {
                     shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                        label: Some(&kernel.name),
+                        label: Some(&self.plan.kernels[step.kernel].name),
                         layout: &self.pipelines[step.kernel].storage,
                         entries: &entries,
                     })
-                })?);
+                })?;
+                Ok((number, group))
+            })
+            .collect()
+    }
+
+    /// Other buffers in the place of some of the plan's. Nothing changes where that fails.
+    fn replace(&mut self, buffers: Vec<(usize, Arc<Buffer>)>) -> Result<()> {
+        let swap =
+            |all: &mut Vec<Arc<Buffer>>, new: Vec<(usize, Arc<Buffer>)>| -> Vec<(usize, Arc<Buffer>)> {
+                new.into_iter().map(|(i, b)| (i, std::mem::replace(&mut all[i], b))).collect()
+            };
+        let old = swap(&mut self.buffers, buffers);
+        let made = self.make_groups(|b| old.iter().any(|(i, _)| *i == b));
+        match made.and_then(|groups| Ok((groups, self.parts()?))) {
+            Ok((groups, outputs)) => {
+                groups.into_iter().for_each(|(number, group)| self.groups[number] = group);
+                self.outputs = outputs;
+                Ok(())
             }
-            step_groups.push(group);
+            Err(e) => {
+                swap(&mut self.buffers, old);
+                Err(e)
+            }
         }
-        self.groups = groups;
-        self.step_groups = step_groups;
-        Ok(())
     }
 
     /// Takes over the pool's slots where another plan has replaced some by larger ones.
@@ -164,11 +182,96 @@ impl Executor {
         }
         let sizes: Vec<u64> = self.slots.iter().map(|&i| self.plan.buffers[i].bytes).collect();
         let (pooled, generation) = self.memory.slots(&sizes)?;
-        for (buffer, &i) in pooled.into_iter().zip(&self.slots) {
-            self.buffers[i] = buffer;
-        }
-        self.bind()?;
+        self.replace(self.slots.iter().copied().zip(pooled).collect())?;
         self.generation = generation;
+        Ok(())
+    }
+
+    /// Has the plan read an input from a part of the host's own buffer, without a copy: `[..]` of its type, row-major, as it
+    /// is at the time of a run. Makes bind groups and nothing else; another part may take its place later.
+    /// [`Executor::write`] writes into it from now on.
+    ///
+    /// # Errors
+    /// When `id` is no input of the plan, or an order is derived from it, which the host makes from what is written; when
+    /// the buffer lacks the usage STORAGE, the part starts at no multiple of 256 bytes or is shorter than the input, or
+    /// overlaps what the plan writes; or when a dispatch would read and write one buffer, which wgpu does not allow, be it
+    /// in different parts.
+    pub fn bind_input(&mut self, id: ValueId, part: wgpu::BufferSlice<'_>) -> Result<()> {
+        let input = self.input(id)?;
+        let (name, bytes) = (input.name.clone(), input.ty.bytes());
+        let follows = |b: &BufferSpec| matches!(b.kind, BufferKind::Input { derived: Some(Derived::Argsort(of)), .. } if of == id);
+        if self.plan.buffers.iter().any(follows) {
+            return Err(Error::Input(format!(
+                "input {name} is sorted on the host, for sums in a fixed order, so it cannot be a buffer of the host's: \
+                 write it"
+            )));
+        }
+        let is_it = |b: &BufferSpec| matches!(b.kind, BufferKind::Input { value, .. } if value == id);
+        // An input that no dispatch reads has no buffer; what is wrong with the host's is said all the same.
+        let Some(i) = self.plan.buffers.iter().position(is_it) else {
+            return self.gpu.shared.part(&name, bytes, part).map(|_| ());
+        };
+        self.bind(i, &name, part)?;
+        self.missing[i] = false;
+        Ok(())
+    }
+
+    /// Has the plan write an output into a part of the host's own buffer, without a copy. As [`Executor::bind_input`].
+    /// Reading the output from here needs the usage COPY_SRC.
+    ///
+    /// # Errors
+    /// When `id` is no output of the plan, or lies in a buffer with something else: outputs that are inputs, states, or
+    /// parts of other values; else as [`Executor::bind_input`].
+    pub fn bind_output(&mut self, id: ValueId, part: wgpu::BufferSlice<'_>) -> Result<()> {
+        let (output, place) = self.output(id)?;
+        let (spec, name) = (&self.plan.buffers[place.buffer], output.name.clone());
+        let instead = match spec.kind {
+            BufferKind::Output if place.bytes.max(4) == spec.bytes => {
+                return self.bind(place.buffer, &name, part);
+            }
+            BufferKind::Output => "a part of another value: make that an output",
+            BufferKind::Input { .. } => "an input: bind that",
+            BufferKind::State { .. } => "a state: let the memory adopt it",
+            BufferKind::Constant(_) | BufferKind::Slot => "a constant",
+        };
+        Err(Error::Input(format!("output {name} cannot be a buffer of the host's, it is {instead}")))
+    }
+
+    fn bind(&mut self, i: usize, name: &str, part: wgpu::BufferSlice<'_>) -> Result<()> {
+        let buffer = self.gpu.shared.part(name, self.plan.buffers[i].bytes, part)?;
+        self.check_sharing(i, name, &buffer)?;
+        self.replace(vec![(i, buffer)])
+    }
+
+    /// Whether the plan can have this buffer of the host's as its buffer `i`, with the others that it has.
+    fn check_sharing(&self, i: usize, name: &str, buffer: &Buffer) -> Result<()> {
+        let same = |j: usize| j != i && self.buffers[j].raw == buffer.raw;
+        let refuse = |j: usize, problem: &str| {
+            let other = self.plan.buffer_name(j);
+            Err(Error::config(name, format!("the host's buffer also has {other}, {problem}")))
+        };
+        let mut written = vec![false; self.buffers.len()];
+        for step in &self.plan.steps {
+            let access = &self.plan.kernels[step.kernel].bindings;
+            let uses: Vec<_> =
+                step.bindings.iter().zip(access).map(|(p, a)| (p.buffer, *a != Access::Read)).collect();
+            uses.iter().filter(|(_, writes)| *writes).for_each(|(j, _)| written[*j] = true);
+            for (_, writes) in uses.iter().filter(|(j, _)| *j == i) {
+                if let Some((j, _)) = uses.iter().find(|(j, other)| same(*j) && other != writes) {
+                    let problem = format!(
+                        "and {} reads one and writes the other: wgpu does not allow that within a buffer, take two",
+                        step.label
+                    );
+                    return refuse(*j, &problem);
+                }
+            }
+        }
+        for j in (0..self.buffers.len()).filter(|&j| same(j) && (written[i] || written[j])) {
+            let other = &self.buffers[j];
+            if buffer.offset < other.offset + other.bytes && other.offset < buffer.offset + buffer.bytes {
+                return refuse(j, "at the same bytes, and one of them is written: take other parts");
+            }
+        }
         Ok(())
     }
 
@@ -177,9 +280,7 @@ impl Executor {
     /// # Errors
     /// When `id` is no input of the graph, or the tensor has another type.
     pub fn write(&mut self, id: ValueId, tensor: &HostTensor) -> Result<()> {
-        let Some(input) = self.plan.inputs.iter().find(|i| i.value == id) else {
-            return Err(Error::Input(format!("value {} is no input of this plan", id.index())));
-        };
+        let input = self.input(id)?;
         if input.ty != tensor.ty() {
             return Err(Error::shape("input", &input.name, &input.ty, tensor.ty()));
         }
@@ -205,10 +306,7 @@ impl Executor {
     }
 
     fn upload(&self, buffer: usize, bytes: &[u8]) -> Result<()> {
-        let shared = &self.gpu.shared;
-        shared.scoped(&"writing an input", || {
-            shared.queue.write_buffer(&self.buffers[buffer].raw, 0, bytes);
-        })
+        self.gpu.shared.upload("writing an input", &self.buffers[buffer], bytes)
     }
 
     /// Runs the plan once: one encoder, one pass, one submission. Does not wait.
@@ -216,11 +314,52 @@ impl Executor {
     /// # Errors
     /// When an input was never written, or the device fails.
     pub fn run(&mut self) -> Result<()> {
-        let encoder = self.record()?;
+        let encoder = self.encoded()?;
         let shared = &self.gpu.shared;
         shared.scoped(&"a run", || {
             shared.queue.submit([encoder.finish()]);
         })
+    }
+
+    /// [`Executor::run`] with a future that ends when the run is done. The plan is submitted at once, before the future is
+    /// polled for the first time; errors until then are the future's result.
+    ///
+    /// The future belongs to no runtime: whatever polls it is woken by the device's callback, and that comes while somebody
+    /// polls the device ([`Gpu::poll`], [`Gpu::wait`] on another thread, or the host's own `wgpu::Device::poll`) or submits
+    /// to it.
+    pub fn run_async(&mut self) -> Running {
+        match self.run() {
+            Ok(()) => self.gpu.submitted(),
+            Err(e) => Running::failed(e),
+        }
+    }
+
+    /// Records the plan as one pass into the host's encoder and submits nothing: what the host records before it is done
+    /// before, what it records after it, after. In later calls it allocates nothing.
+    ///
+    /// Inputs are those of the time of the submission, since [`Executor::write`] writes before the next one; to run a plan
+    /// with other inputs, submit first. After the host's submission [`Executor::read`] and [`Executor::read_async`] read what
+    /// it leaves behind. Errors of the recording are the host's to see, when it finishes the encoder.
+    ///
+    /// # Errors
+    /// When an input was never written, or the device fails.
+    pub fn encode(&mut self, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
+        self.prepare()?;
+        self.gpu.shared.scoped(&"a run", || {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let mut bound = Bound::default();
+            for step in 0..self.plan.steps.len() {
+                self.dispatch(&mut pass, step, &mut bound);
+            }
+        })
+    }
+
+    fn encoded(&mut self) -> Result<wgpu::CommandEncoder> {
+        let shared = self.gpu.shared.clone();
+        let mut encoder =
+            shared.scoped(&"a run", || shared.device.create_command_encoder(&Default::default()))?;
+        self.encode(&mut encoder)?;
+        Ok(encoder)
     }
 
     /// [`Executor::run`], with a copy of all outputs into a readback buffer in the same submission. Does not wait.
@@ -228,7 +367,7 @@ impl Executor {
     /// # Errors
     /// When an input was never written, or the device fails.
     pub fn run_and_fetch(&mut self) -> Result<Fetch> {
-        let encoder = self.record()?;
+        let encoder = self.encoded()?;
         let bytes = readback_bytes(&self.outputs);
         let reading = Reading::start(&self.gpu.shared, &self.ring, bytes, &self.outputs, Some(encoder))?;
         Ok(Fetch { reading, outputs: self.outputs.clone() })
@@ -239,22 +378,8 @@ impl Executor {
         if let Some(i) = self.missing.iter().position(|&m| m) {
             return Err(self.missing_input(i));
         }
+        self.gpu.shared.look()?;
         self.refresh()
-    }
-
-    fn record(&mut self) -> Result<wgpu::CommandEncoder> {
-        self.prepare()?;
-        let device = &self.gpu.shared.device;
-        self.gpu.shared.scoped(&"a run", || {
-            let mut encoder = device.create_command_encoder(&Default::default());
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            let mut bound = Bound::default();
-            for step in 0..self.plan.steps.len() {
-                self.dispatch(&mut pass, step, &mut bound);
-            }
-            drop(pass);
-            encoder
-        })
     }
 
     pub(super) fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, index: usize, bound: &mut Bound) {
@@ -284,14 +409,25 @@ impl Executor {
         Error::Input(format!("input {} was never written; write it before a run", source.unwrap_or(name)))
     }
 
+    fn input(&self, id: ValueId) -> Result<&Port> {
+        let none = || Error::Input(format!("value {} is no input of this plan", id.index()));
+        self.plan.inputs.iter().find(|i| i.value == id).ok_or_else(none)
+    }
+
+    fn output(&self, id: ValueId) -> Result<(&Port, Place)> {
+        let none = || Error::Input(format!("value {} is no output of this plan", id.index()));
+        let port = self.plan.outputs.iter().find(|o| o.value == id).ok_or_else(none)?;
+        Ok((port, *self.plan.places.get(&id).ok_or_else(none)?))
+    }
+
     fn part(&self, id: ValueId) -> Result<Part> {
-        let output = self.plan.outputs.iter().find(|o| o.value == id);
-        match (output, self.plan.places.get(&id)) {
-            (Some(o), Some(&Place { buffer, offset, .. })) => {
-                Ok(Part { buffer: self.buffers[buffer].raw.clone(), offset, ty: o.ty.clone() })
-            }
-            _ => Err(Error::Input(format!("value {} is no output of this plan", id.index()))),
-        }
+        let (port, place) = self.output(id)?;
+        Ok(Part::of(&self.buffers[place.buffer], place.offset, port.ty.clone()))
+    }
+
+    /// The parts of all outputs.
+    fn parts(&self) -> Result<Arc<[Part]>> {
+        self.plan.outputs.iter().map(|o| self.part(o.value)).collect()
     }
 
     /// Reads an output as the last run left it; blocks until that run is done.
@@ -299,8 +435,17 @@ impl Executor {
     /// # Errors
     /// When `id` is no output of the plan, or the device fails.
     pub fn read(&self, id: ValueId) -> Result<HostTensor> {
+        self.read_async(id)?.wait()
+    }
+
+    /// [`Executor::read`] without blocking: the copy is submitted at once, so it is what the submissions so far leave
+    /// behind, the host's included. The future needs somebody who polls the device, as that of [`Executor::run_async`].
+    ///
+    /// # Errors
+    /// When `id` is no output of the plan, or the device fails.
+    pub fn read_async(&self, id: ValueId) -> Result<Read> {
         let part = self.part(id)?;
-        read_one(&self.gpu.shared, &self.ring, readback_bytes(&self.outputs), part)
+        Read::start(&self.gpu.shared, &self.ring, readback_bytes(&self.outputs), part)
     }
 
     /// The bytes of all inputs and states as they are now, each with the number of its buffer in the plan: what
@@ -316,7 +461,7 @@ impl Executor {
             }
             if matches!(spec.kind, BufferKind::Input { .. } | BufferKind::State { .. }) {
                 let ty = TensorType::u32([spec.bytes as usize / 4]);
-                let part = Part { buffer: self.buffers[i].raw.clone(), offset: 0, ty };
+                let part = Part::of(&self.buffers[i], 0, ty);
                 let bytes = read_one(&self.gpu.shared, &Ring::default(), spec.bytes, part)?;
                 all.push((i, bytes.bytes().to_vec()));
             }
@@ -324,12 +469,12 @@ impl Executor {
         Ok(all)
     }
 
-    /// Blocks until everything submitted so far is done.
+    /// Blocks until everything submitted so far is done: [`Gpu::wait`].
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails, or does not answer in time.
     pub fn wait(&self) -> Result<()> {
-        poll(&self.gpu.shared, wgpu::PollType::Wait { submission_index: None, timeout: Some(TIMEOUT) })
+        self.gpu.wait()
     }
 }
 
@@ -341,15 +486,31 @@ pub(super) struct Bound {
     params: Option<u32>,
 }
 
+/// By group the first step that has it, and by step its group: steps that bind the same parts of buffers in the same way
+/// share one.
+fn grouped(plan: &Plan) -> (Vec<usize>, Vec<usize>) {
+    let mut known: HashMap<(&[Place], &[Access]), usize> = HashMap::new();
+    let (mut group_steps, mut step_groups) = (Vec::new(), Vec::new());
+    for (number, step) in plan.steps.iter().enumerate() {
+        let next = group_steps.len();
+        let group = *known.entry((&step.bindings, &plan.kernels[step.kernel].bindings)).or_insert(next);
+        if group == next {
+            group_steps.push(number);
+        }
+        step_groups.push(group);
+    }
+    (group_steps, step_groups)
+}
+
 fn binding(buffer: &Buffer, offset: u64, bytes: u64) -> wgpu::BindingResource<'_> {
     wgpu::BindingResource::Buffer(wgpu::BufferBinding {
         buffer: &buffer.raw,
-        offset,
+        offset: buffer.offset + offset,
         size: NonZeroU64::new(bytes),
     })
 }
 
-/// Outputs on their way to the host. Dropping it gives them up.
+/// Outputs on their way to the host: to wait for, or as a future. Dropping it gives them up.
 #[derive(Debug)]
 pub struct Fetch {
     reading: Reading,
@@ -368,8 +529,16 @@ impl Fetch {
     /// The outputs, in the order in which they were given to the plan; blocks until they are there.
     ///
     /// # Errors
-    /// When the device fails, or does not answer for ten minutes.
+    /// When the device fails, or does not answer in time ([`Gpu::set_timeout`]).
     pub fn wait(self) -> Result<Vec<HostTensor>> {
         self.reading.wait(&self.outputs)
+    }
+}
+
+impl Future for Fetch {
+    type Output = Result<Vec<HostTensor>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.reading.poll(context, &self.outputs)
     }
 }

@@ -3,12 +3,15 @@
 //! Sharing slots between plans is safe because a slot holds nothing from one run to the next, and all runs of one
 //! memory go through one queue, one after another.
 
-use super::{Buffer, Gpu, Shared, TIMEOUT, lock};
+use super::wait::Pending;
+use super::{Buffer, Gpu, Shared, lock};
 use crate::plan::{BufferKind, Plan};
 use crate::{DType, Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::task::{Context, Poll};
 
 /// States by name, and pooled slots, shared by the executors of one device. Cheap to clone; clones are the same memory.
 #[derive(Clone, Debug)]
@@ -79,7 +82,26 @@ impl Memory {
     /// When the state has another type, or the device fails.
     pub fn write(&self, name: &str, tensor: &HostTensor) -> Result<()> {
         let buffer = self.state(name, &tensor.ty())?;
-        self.shared.scoped(&name, || self.shared.queue.write_buffer(&buffer.raw, 0, tensor.bytes()))
+        self.shared.upload(name, &buffer, tensor.bytes())
+    }
+
+    /// Makes a state of a part of the host's own buffer, without a copy: parameters that the host keeps, say. The bytes are
+    /// taken as they are. Plans read the buffer, and write it where they update the state.
+    ///
+    /// # Errors
+    /// When the part does not fit the type or cannot be bound (see [`Executor::bind_input`](super::Executor::bind_input)),
+    /// or when the state exists: adopt it before it is written, or planned.
+    pub fn adopt(&self, name: &str, ty: TensorType, part: wgpu::BufferSlice<'_>) -> Result<()> {
+        let buffer = self.shared.part(name, ty.bytes(), part)?;
+        match lock(&self.inner).states.entry(name.to_string()) {
+            Entry::Occupied(_) => {
+                Err(Error::config(name, "exists already: adopt a state before it is written or planned"))
+            }
+            Entry::Vacant(free) => {
+                free.insert(State { buffer, ty });
+                Ok(())
+            }
+        }
     }
 
     /// Reads a state; blocks until all runs submitted before are done.
@@ -87,12 +109,25 @@ impl Memory {
     /// # Errors
     /// When there is no such state, or the device fails.
     pub fn read(&self, name: &str) -> Result<HostTensor> {
+        self.reading(name)?.wait()
+    }
+
+    /// [`Memory::read`] without blocking: what the submissions so far leave behind. The future needs somebody who polls the
+    /// device ([`Gpu::poll`]).
+    ///
+    /// # Errors
+    /// When there is no such state, or the device fails.
+    pub fn read_async(&self, name: &str) -> Result<Read> {
+        self.reading(name)
+    }
+
+    fn reading(&self, name: &str) -> Result<Read> {
         let Some(state) = lock(&self.inner).states.get(name).cloned() else {
             return Err(Error::config(name, "no state of this name has been written or planned"));
         };
         // A ring of its own, which ends here: states may be large, and reading them is rare.
-        let part = Part { buffer: state.buffer.raw.clone(), offset: 0, ty: state.ty };
-        read_one(&self.shared, &Ring::default(), part.ty.bytes(), part)
+        let bytes = state.ty.bytes();
+        Read::start(&self.shared, &Ring::default(), bytes, Part::of(&state.buffer, 0, state.ty))
     }
 
     /// The state's buffer; made, zeroed, when it does not exist.
@@ -145,9 +180,16 @@ impl Memory {
 /// Something to read: where it is and what it is.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    pub buffer: wgpu::Buffer,
-    pub offset: u64,
-    pub ty: TensorType,
+    buffer: wgpu::Buffer,
+    offset: u64,
+    ty: TensorType,
+}
+
+impl Part {
+    /// The bytes from `offset` on.
+    pub fn of(buffer: &Buffer, offset: u64, ty: TensorType) -> Part {
+        Part { buffer: buffer.raw.clone(), offset: buffer.offset + offset, ty }
+    }
 }
 
 pub(super) fn readback_bytes(parts: &[Part]) -> u64 {
@@ -156,8 +198,41 @@ pub(super) fn readback_bytes(parts: &[Part]) -> u64 {
 
 /// Reads one part and waits for it.
 pub(super) fn read_one(shared: &Arc<Shared>, ring: &Ring, bytes: u64, part: Part) -> Result<HostTensor> {
-    let parts = [part];
-    let mut tensors = Reading::start(shared, ring, bytes, &parts, None)?.wait(&parts)?;
+    Read::start(shared, ring, bytes, part)?.wait()
+}
+
+/// A tensor on its way to the host, as a future. Dropping it gives it up.
+#[derive(Debug)]
+#[must_use = "a future does nothing for the one who does not await it"]
+pub struct Read {
+    reading: Reading,
+    part: [Part; 1],
+}
+
+impl Read {
+    pub(super) fn start(shared: &Arc<Shared>, ring: &Ring, bytes: u64, part: Part) -> Result<Read> {
+        let part = [part];
+        Ok(Read { reading: Reading::start(shared, ring, bytes, &part, None)?, part })
+    }
+
+    /// Blocks until it is there.
+    ///
+    /// # Errors
+    /// When the device fails, or does not answer in time ([`Gpu::set_timeout`]).
+    pub fn wait(self) -> Result<HostTensor> {
+        only(self.reading.wait(&self.part)?)
+    }
+}
+
+impl Future for Read {
+    type Output = Result<HostTensor>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.reading.poll(context, &self.part).map(|tensors| only(tensors?))
+    }
+}
+
+fn only(mut tensors: Vec<HostTensor>) -> Result<HostTensor> {
     tensors.pop().ok_or_else(|| Error::Internal("one tensor read as none".into()))
 }
 
@@ -170,7 +245,7 @@ pub(super) struct Reading {
     shared: Arc<Shared>,
     staging: Arc<Buffer>,
     submission: wgpu::SubmissionIndex,
-    mapped: Arc<Mutex<Option<Result<(), String>>>>,
+    mapped: Pending,
     ring: Ring,
 }
 
@@ -184,17 +259,20 @@ impl Reading {
         parts: &[Part],
         encoder: Option<wgpu::CommandEncoder>,
     ) -> Result<Reading> {
+        use wgpu::BufferUsages as Usage;
+        if parts.iter().any(|p| !p.buffer.usage().contains(Usage::COPY_SRC)) {
+            return Err(Error::config(
+                "reading results",
+                "a buffer of the host needs the usage COPY_SRC to be read",
+            ));
+        }
         let known = lock(ring).pop();
         let staging = match known {
             Some(buffer) => buffer,
-            None => shared.buffer(
-                "readback",
-                bytes,
-                wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            )?,
+            None => shared.buffer("readback", bytes, Usage::MAP_READ | Usage::COPY_DST)?,
         };
-        let mapped: Arc<Mutex<Option<Result<(), String>>>> = Arc::default();
-        let cell = mapped.clone();
+        let mapped = Pending::new(shared, "reading results");
+        let signal = mapped.signal();
         let submission = shared.scoped(&"reading results", || {
             let mut encoder =
                 encoder.unwrap_or_else(|| shared.device.create_command_encoder(&Default::default()));
@@ -205,36 +283,32 @@ impl Reading {
             }
             let submission = shared.queue.submit([encoder.finish()]);
             staging.raw.map_async(wgpu::MapMode::Read, .., move |result| {
-                *lock(&cell) = Some(result.map_err(|e| e.to_string()));
+                signal.set(result.map_err(|e| e.to_string()));
             });
             submission
         })?;
+        shared.look()?;
         Ok(Reading { shared: shared.clone(), staging, submission, mapped, ring: ring.clone() })
     }
 
     /// Whether [`Reading::wait`] would return at once.
     pub fn ready(&self) -> Result<bool> {
-        poll(&self.shared, wgpu::PollType::Poll)?;
-        Ok(lock(&self.mapped).is_some())
+        self.mapped.ready()
     }
 
     /// Waits for the tensors.
     pub fn wait(&self, parts: &[Part]) -> Result<Vec<HostTensor>> {
-        let wait =
-            wgpu::PollType::Wait { submission_index: Some(self.submission.clone()), timeout: Some(TIMEOUT) };
-        poll(&self.shared, wait)?;
-        // The answer may still be on its way: another thread that polls the device at this moment has taken it over.
-        let start = Instant::now();
-        while lock(&self.mapped).is_none() {
-            if start.elapsed() > TIMEOUT {
-                return Err(Error::Device("reading results: the device did not answer".into()));
-            }
-            poll(&self.shared, wgpu::PollType::Poll)?;
-            std::thread::yield_now();
-        }
-        if let Some(Err(e)) = &*lock(&self.mapped) {
-            return Err(Error::Device(format!("reading results failed: {e}")));
-        }
+        self.mapped.wait(self.submission.clone())?;
+        self.take(parts)
+    }
+
+    /// A step of a future.
+    pub fn poll(&self, context: &mut Context<'_>, parts: &[Part]) -> Poll<Result<Vec<HostTensor>>> {
+        self.mapped.poll(context).map(|mapped| mapped.and_then(|()| self.take(parts)))
+    }
+
+    /// The tensors, once they are mapped.
+    fn take(&self, parts: &[Part]) -> Result<Vec<HostTensor>> {
         let view = self
             .shared
             .scoped(&"reading results", || self.staging.raw.get_mapped_range(..))?
@@ -259,20 +333,5 @@ impl Drop for Reading {
         if self.shared.scoped(&"ending a readback", || self.staging.raw.unmap()).is_ok() {
             lock(&self.ring).push(self.staging.clone());
         }
-    }
-}
-
-pub(super) fn poll(shared: &Shared, how: wgpu::PollType) -> Result<()> {
-    // wgpu panics when the device is lost in the middle of a wait.
-    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.device.poll(how)));
-    shared.check_lost()?;
-    match polled {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(wgpu::PollError::Timeout)) => {
-            let seconds = TIMEOUT.as_secs();
-            Err(Error::Device(format!("no answer within {seconds} s: the device hangs; restart the program")))
-        }
-        Ok(Err(e)) => Err(Error::Device(format!("waiting failed: {e}"))),
-        Err(_) => Err(Error::Device("the device was lost during a wait: make a new one".into())),
     }
 }

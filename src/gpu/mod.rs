@@ -14,15 +14,18 @@ mod profile;
 mod request;
 mod solo;
 mod timing;
+mod wait;
 
 pub use executor::{Executor, Fetch};
-pub use memory::Memory;
+pub use memory::{Memory, Read};
+pub use profile::{profile_of, profile_with, required_features, required_limits};
 pub use request::{AdapterDescription, Backend, Request, adapters, choose, request, request_async};
 pub use solo::{
     GUARD_BYTES, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison,
 };
 
 pub use timing::Timed;
+pub use wait::Running;
 
 use crate::kernel::{Access, Kernel};
 use crate::plan::{ALIGN_BYTES, Plan};
@@ -33,10 +36,7 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// How long a wait for the device may take before it counts as hung. A GPU's driver gives up after seconds; software
-/// adapters on a busy machine are what needs minutes.
-const TIMEOUT: Duration = Duration::from_secs(600);
+use wait::Watch;
 
 /// A device that runs plans. Cheap to clone; clones share pipelines.
 #[derive(Clone, Debug)]
@@ -61,8 +61,10 @@ struct Shared {
     allocated: Arc<Counters>,
     /// Where kernels are compiled at their first dispatch, and the device is ours.
     helpers: Option<compile::Helpers>,
-    /// Why the device was lost; only filled on a device that is ours.
-    lost: Arc<Mutex<Option<String>>>,
+    watch: Arc<Watch>,
+    /// What [`Shared::look`] maps.
+    probe: Mutex<wgpu::Buffer>,
+    timeout: Mutex<Duration>,
 }
 
 /// Explicit layouts for a list of storage bindings; `true` is read-only.
@@ -83,6 +85,7 @@ struct Counters {
     count: AtomicU64,
     bytes: AtomicU64,
     live: AtomicU64,
+    peak: AtomicU64,
 }
 
 /// Buffers that were made on a device so far.
@@ -94,6 +97,8 @@ pub struct Allocations {
     pub bytes: u64,
     /// The bytes of those that still exist.
     pub live_bytes: u64,
+    /// The most of these at any time.
+    pub peak_bytes: u64,
 }
 
 /// What compiling kernels has cost so far. lavapipe compiles at the first dispatch; that is counted where the device was made
@@ -106,17 +111,20 @@ pub struct CompileStats {
     pub time: Duration,
 }
 
-/// A buffer that counts.
+/// A buffer of ours, which counts, or a part of one of the host's, which does not.
 #[derive(Debug)]
 struct Buffer {
     raw: wgpu::Buffer,
+    offset: u64,
     bytes: u64,
-    counters: Arc<Counters>,
+    counters: Option<Arc<Counters>>,
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.counters.live.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some(counters) = &self.counters {
+            counters.live.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -131,42 +139,76 @@ fn scoped<T>(device: &wgpu::Device, what: &dyn Display, f: impl FnOnce() -> T) -
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
     let out = f();
+    // These futures are ready as they come: nothing here waits for the device.
     let (internal, validation, memory) = (internal.pop(), validation.pop(), memory.pop());
-    if let Some(e) = pollster::block_on(memory) {
-        let hint = "take a smaller batch or model, or free memory of the device";
-        return Err(Error::Device(format!("out of memory for {what}: {hint} ({})", text(&e))));
+    let found =
+        pollster::block_on(memory).or(pollster::block_on(validation)).or(pollster::block_on(internal));
+    found.map_or(Ok(out), |e| Err(failure(what, &e)))
+}
+
+/// An error of wgpu's as ours.
+fn failure(what: &dyn Display, error: &wgpu::Error) -> Error {
+    match error {
+        wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { what: what.to_string(), bytes: 0 },
+        _ => Error::Device(format!("{what}: {}", text(error))),
     }
-    if let Some(e) = pollster::block_on(validation).or(pollster::block_on(internal)) {
-        return Err(Error::Device(format!("{what}: {}", text(&e))));
-    }
-    Ok(out)
 }
 
 impl Shared {
     /// Runs `f` and turns every error that the device reports meanwhile on this thread into ours.
     fn scoped<T>(&self, what: &dyn Display, f: impl FnOnce() -> T) -> Result<T> {
-        self.check_lost()?;
-        let out = scoped(&self.device, what, f)?;
-        self.check_lost()?;
-        Ok(out)
-    }
-
-    fn check_lost(&self) -> Result<()> {
-        match &*lock(&self.lost) {
-            Some(why) => Err(Error::Device(format!("the device was lost ({why}): make a new one"))),
-            None => Ok(()),
+        self.watch.check()?;
+        let out = scoped(&self.device, what, f);
+        // What was made without an error turns invalid by the loss of the device.
+        if matches!(out, Err(Error::Device(_))) {
+            self.look()?;
         }
+        self.watch.check()?;
+        out
     }
 
     fn buffer(&self, what: &str, bytes: u64, usage: wgpu::BufferUsages) -> Result<Arc<Buffer>> {
         let size = bytes.max(4);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
-        let raw =
-            self.scoped(&format_args!("{what} of {size} bytes"), || self.device.create_buffer(&descriptor))?;
+        let made = self.scoped(&what, || self.device.create_buffer(&descriptor));
+        let raw = made.map_err(|e| match e {
+            Error::OutOfMemory { what, .. } => Error::OutOfMemory { what, bytes: size },
+            e => e,
+        })?;
         self.allocated.count.fetch_add(1, Ordering::Relaxed);
         self.allocated.bytes.fetch_add(size, Ordering::Relaxed);
-        self.allocated.live.fetch_add(size, Ordering::Relaxed);
-        Ok(Arc::new(Buffer { raw, bytes: size, counters: self.allocated.clone() }))
+        let before = self.allocated.live.fetch_add(size, Ordering::Relaxed);
+        self.allocated.peak.fetch_max(before + size, Ordering::Relaxed);
+        Ok(Arc::new(Buffer { raw, offset: 0, bytes: size, counters: Some(self.allocated.clone()) }))
+    }
+
+    /// A part of a buffer of the host's, in the place of one of ours of `bytes`.
+    fn part(&self, what: &str, bytes: u64, part: wgpu::BufferSlice<'_>) -> Result<Arc<Buffer>> {
+        let refuse = |problem: String| Err(Error::config(what, format!("the host's buffer {problem}")));
+        let (raw, offset) = (part.buffer().clone(), part.offset());
+        if !raw.usage().contains(wgpu::BufferUsages::STORAGE) {
+            return refuse(format!("needs the usage STORAGE, it has {:?}", raw.usage()));
+        }
+        // No device wants more than these 256 bytes, and a host that keeps to them runs on all.
+        let align = ALIGN_BYTES.max(self.device.limits().min_storage_buffer_offset_alignment.into());
+        if !offset.is_multiple_of(align) {
+            return refuse(format!("is to be bound from byte {offset}, which is no multiple of {align}"));
+        }
+        let size = part.size();
+        if size < bytes {
+            return refuse(format!("has {size} bytes from byte {offset} on, and {bytes} are needed"));
+        }
+        Ok(Arc::new(Buffer { raw, offset, bytes, counters: None }))
+    }
+
+    /// Writes a buffer from its first byte on.
+    fn upload(&self, what: &str, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        if !buffer.raw.usage().contains(wgpu::BufferUsages::COPY_DST) {
+            let problem = "the host's buffer needs the usage COPY_DST to be written from here";
+            return Err(Error::config(what, problem));
+        }
+        self.scoped(&what, || self.queue.write_buffer(&buffer.raw, buffer.offset, bytes))?;
+        self.look()
     }
 
     fn layout(&self, bindings: &[Access]) -> Result<Layout> {
@@ -229,34 +271,35 @@ fn text(error: &wgpu::Error) -> String {
         return text;
     }
     let lines: Vec<_> = text.lines().map(str::trim).filter(|l| !l.is_empty() && *l != "Caused by:").collect();
-    let mut line = lines.join(": ");
-    // What was made without an error turns invalid only by the loss of the device, which a device that is not ours does
-    // not tell us otherwise.
-    if line.ends_with(" is invalid") {
-        line.push_str("; was the device lost or destroyed?");
-    }
-    line
+    lines.join(": ")
 }
 
 impl Gpu {
     /// Runs on the caller's device. `info` is the adapter's.
     ///
-    /// The handles are kept as they are: no error handler and no callback is installed.
+    /// The handles are kept as they are: no error handler and no callback is installed. Errors are caught by scopes, on the
+    /// thread of the call; a host with a callback for the loss of its device passes it on with [`Gpu::notice_lost`].
     ///
     /// # Errors
-    /// When the device does not allow what every kernel needs.
+    /// When the device is lost.
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, info: wgpu::AdapterInfo) -> Result<Gpu> {
-        Self::build(device, queue, info, Arc::default(), None)
+        Self::build(device, queue, info, None, None)
     }
 
     fn build(
         device: wgpu::Device,
         queue: wgpu::Queue,
         info: wgpu::AdapterInfo,
-        lost: Arc<Mutex<Option<String>>>,
+        watch: Option<Arc<Watch>>,
         helpers: Option<compile::Helpers>,
     ) -> Result<Gpu> {
         let profile = profile::of(&device, &info);
+        let probe = scoped(&device, &"a first buffer", || {
+            let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+            let descriptor =
+                wgpu::BufferDescriptor { label: None, size: 4, usage, mapped_at_creation: false };
+            Mutex::new(device.create_buffer(&descriptor))
+        })?;
         let params_layout = scoped(&device, &"parameters", || {
             device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
                 label: Some("parameters"),
@@ -275,7 +318,9 @@ impl Gpu {
             compile_nanos: AtomicU64::new(0),
             allocated: Arc::default(),
             helpers,
-            lost,
+            probe,
+            watch: watch.unwrap_or_default(),
+            timeout: Mutex::new(wait::TIMEOUT),
         };
         Ok(Gpu { shared: Arc::new(shared), checked: false })
     }
@@ -322,11 +367,6 @@ impl Gpu {
         self.shared.device.features().contains(wgpu::Features::TIMESTAMP_QUERY)
     }
 
-    /// Whether the device is known to be lost. Of a caller's own device that is never known: no callback is installed on it.
-    pub fn is_lost(&self) -> bool {
-        lock(&self.shared.lost).is_some()
-    }
-
     /// The device, for a caller that shares it.
     pub fn device(&self) -> &wgpu::Device {
         &self.shared.device
@@ -344,6 +384,7 @@ impl Gpu {
             count: c.count.load(Ordering::Relaxed),
             bytes: c.bytes.load(Ordering::Relaxed),
             live_bytes: c.live.load(Ordering::Relaxed),
+            peak_bytes: c.peak.load(Ordering::Relaxed),
         }
     }
 
@@ -358,9 +399,35 @@ impl Gpu {
     /// Compiles a plan's kernels and makes its buffers.
     ///
     /// # Errors
-    /// When the device is out of memory or lost, when a kernel does not compile, or when a state of the same name and
-    /// another type exists.
+    /// When the plan was made for a device that can do more than this one, when the device is out of memory or lost, when
+    /// a kernel does not compile, or when a state of the same name and another type exists.
     pub fn executor(&self, plan: Plan, memory: &Memory) -> Result<Executor> {
         Executor::new(self, plan, memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    /// Not every driver says so: Mesa's llvmpipe hands out memory until the system stops the program.
+    #[test]
+    fn out_of_memory_has_a_kind_of_its_own() {
+        let full = wgpu::Error::OutOfMemory { source: "Not enough memory left.".into() };
+        let error = failure(&"a page", &full);
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(
+            error.to_string().starts_with("GPU: out of memory for a page: take a smaller batch"),
+            "{error}"
+        );
+        let sized = Error::OutOfMemory { what: "a page".into(), bytes: 256 };
+        assert!(sized.to_string().contains("for a page (256 bytes): take"), "{sized}");
+        let description = "Validation Error\n\nCaused by:\n  a is invalid\n".to_string();
+        let error = failure(&"a page", &wgpu::Error::Validation { source: "".into(), description });
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (ErrorKind::Device, "GPU: a page: Validation Error: a is invalid")
+        );
     }
 }

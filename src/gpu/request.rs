@@ -1,10 +1,11 @@
 //! Finding an adapter. Hardware before software; within a class the native interfaces before OpenGL.
 
 use super::compile::Helpers;
-use super::{Gpu, lock, profile};
+use super::wait::Watch;
+use super::{Gpu, profile_of, required_features};
 use crate::profile::{DeviceClass, DeviceProfile};
 use crate::{Error, Result};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// An interface through which an adapter is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,21 +105,15 @@ pub struct AdapterDescription {
     pub profile: DeviceProfile,
 }
 
-fn features(adapter: &wgpu::Adapter) -> wgpu::Features {
-    let wanted = wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY;
-    adapter.features() & wanted
-}
-
 fn describe(adapter: &wgpu::Adapter, backend: Backend) -> AdapterDescription {
     let info = adapter.get_info();
-    let features = features(adapter);
     AdapterDescription {
-        profile: profile::from(features, &adapter.limits(), &info),
+        profile: profile_of(adapter),
         name: info.name,
         backend,
         driver: info.driver,
         driver_info: info.driver_info,
-        timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+        timestamps: adapter.features().contains(wgpu::Features::TIMESTAMP_QUERY),
     }
 }
 
@@ -230,19 +225,19 @@ pub async fn request_async(request: &Request) -> Result<Gpu> {
 pub(super) async fn device(adapter: &wgpu::Adapter, helpers: Option<Helpers>) -> Result<Gpu> {
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("wgformer"),
-        required_features: features(adapter),
+        required_features: required_features(adapter),
         required_limits: adapter.limits(),
         ..Default::default()
     };
     let made = adapter.request_device(&descriptor).await;
     let (device, queue) = made.map_err(|e| Error::Device(e.to_string()))?;
-    let lost: Arc<Mutex<Option<String>>> = Arc::default();
-    let cell = lost.clone();
+    let watch: Arc<Watch> = Arc::default();
+    let told = watch.clone();
     device.set_device_lost_callback(move |reason, message| {
-        let why = if message.is_empty() { format!("{reason:?}") } else { message };
-        *lock(&cell) = Some(why);
+        let why = if message.is_empty() { format!("{reason:?}").to_lowercase() } else { message };
+        told.lose(why);
     });
-    Gpu::build(device, queue, adapter.get_info(), lost, helpers)
+    Gpu::build(device, queue, adapter.get_info(), Some(watch), helpers)
 }
 
 /// The place of the adapter to take in a list that has the best one first, as [`adapters`] makes it.

@@ -288,7 +288,7 @@ impl Solo {
         let zone = self.zone(SoloKind::Write);
         for (b, raw) in buffers.iter_mut().zip(&raw).filter(|(b, _)| b.at.kind == SoloKind::Write) {
             let words = raw.bytes as usize / 4;
-            let part = Part { buffer: raw.raw.clone(), offset: 0, ty: TensorType::u32([words]) };
+            let part = Part::of(raw, 0, TensorType::u32([words]));
             let all = read_one(shared, &Ring::default(), raw.bytes, part)?;
             let all = all.bytes();
             let (before, rest) = all.split_at(GUARD_BYTES);

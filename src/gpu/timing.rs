@@ -58,7 +58,7 @@ impl Stamps {
     /// The time of each pass; blocks.
     fn read(&self, shared: &Arc<Shared>) -> Result<Vec<Duration>> {
         let ty = TensorType::u32([4 * self.passes as usize]);
-        let part = Part { buffer: self.resolved.raw.clone(), offset: 0, ty };
+        let part = Part::of(&self.resolved, 0, ty);
         let words = read_one(shared, &Ring::default(), self.passes as u64 * 16, part)?;
         let period = shared.queue.get_timestamp_period() as f64;
         let tick = |w: &[u32]| w[0] as u64 | (w[1] as u64) << 32;

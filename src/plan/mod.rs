@@ -2,6 +2,7 @@
 //! `gpu` runs it.
 
 mod liveness;
+mod needs;
 mod print;
 
 use crate::graph::{Derived, Graph, Layout, Lowering, Role, ValueId};
@@ -11,6 +12,8 @@ use crate::{Error, HostTensor, Result, TensorType};
 use liveness::Lifetime;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+pub use needs::Need;
 
 /// Parameter blocks and bound parts of buffers start at multiples of this many bytes (WebGPU's default alignments).
 pub const ALIGN_BYTES: u64 = 256;
