@@ -2,7 +2,7 @@
 //! goes, has no room or can do little.
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -189,6 +189,18 @@ fn ready(gpu: &Gpu, n: usize) -> (Executor, ValueId) {
     let mut e = executor(gpu, &Memory::new(gpu), &g, &[y]);
     e.write(x, &floats(n)).unwrap();
     (e, y)
+}
+
+/// A plan that takes its time, written.
+fn slow(gpu: &Gpu) -> (Executor, ValueId) {
+    let mut g = Graph::new();
+    let (a, b) = (g.input("a", TensorType::f32([512, 512])), g.input("b", TensorType::f32([512, 512])));
+    let product = matmul::matmul(&mut g, a, b, MatMul::default()).unwrap();
+    let mut e = executor(gpu, &Memory::new(gpu), &g, &[product]);
+    let ones = HostTensor::f32([512, 512], vec![1.0; 512 * 512]);
+    e.write(a, &ones).unwrap();
+    e.write(b, &ones).unwrap();
+    (e, product)
 }
 
 fn doubled(n: usize) -> Vec<f32> {
@@ -488,20 +500,20 @@ impl Wake for Woken {
 #[test]
 fn futures_end_when_the_host_notices_a_loss() {
     let gpu = hosts();
-    let (mut e, _) = ready(&gpu, 64);
-    // Nobody polls from here on, so it cannot end but by the notice.
+    let (mut e, _) = slow(&gpu);
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(woken.clone());
-    let mut done = Box::pin(Gpu::submitted(&gpu));
-    let mut pending = true;
-    while pending {
-        e.run().unwrap();
-        done = Box::pin(gpu.submitted());
-        pending = done.as_mut().poll(&mut Context::from_waker(&waker)).is_pending();
-    }
+    // Nobody polls the device, so nothing but the notice wakes it.
+    let mut done = loop {
+        (0..20).for_each(|_| e.run().unwrap());
+        let mut done = gpu.submitted();
+        if Pin::new(&mut done).poll(&mut Context::from_waker(&waker)).is_pending() {
+            break done;
+        }
+    };
     gpu.notice_lost("the host's callback said so");
     assert!(woken.0.load(Ordering::Relaxed) >= 1, "woken by the notice");
-    match done.as_mut().poll(&mut Context::from_waker(&waker)) {
+    match Pin::new(&mut done).poll(&mut Context::from_waker(&waker)) {
         Poll::Ready(result) => is_lost(result),
         Poll::Pending => panic!("still pending"),
     }
@@ -514,13 +526,7 @@ fn futures_end_when_the_host_notices_a_loss() {
 #[test]
 fn waits_are_bounded() {
     let gpu = own();
-    let mut g = Graph::new();
-    let (a, b) = (g.input("a", TensorType::f32([512, 512])), g.input("b", TensorType::f32([512, 512])));
-    let product = matmul::matmul(&mut g, a, b, MatMul::default()).unwrap();
-    let mut e = executor(&gpu, &Memory::new(&gpu), &g, &[product]);
-    let ones = HostTensor::f32([512, 512], vec![1.0; 512 * 512]);
-    e.write(a, &ones).unwrap();
-    e.write(b, &ones).unwrap();
+    let (mut e, product) = slow(&gpu);
     gpu.set_timeout(Duration::from_nanos(1));
     // A device may be faster than the host's look at it, but not twenty times.
     let mut late = 0;
@@ -840,12 +846,10 @@ fn every_family_runs_here() {
 
 #[test]
 fn what_crosses_threads() {
-    fn send<T: Send>() {}
-    fn sync<T: Sync>() {}
+    fn anywhere<T: Send + Sync>() {}
     fn future<T: Future + Send + Unpin + 'static>() {}
-    (send::<Gpu>(), send::<Memory>(), send::<Executor>(), send::<Fetch>(), send::<Plan>(), send::<Graph>());
-    (send::<Trainer>(), send::<Decoder>(), send::<Error>());
-    (sync::<Gpu>(), sync::<Memory>(), sync::<Executor>(), sync::<Fetch>(), sync::<Plan>(), sync::<Graph>());
-    (sync::<Trainer>(), sync::<Decoder>(), sync::<Error>());
-    (future::<Fetch>(), future::<gpu::Running>(), future::<gpu::Read>());
+    anywhere::<(Gpu, Memory, Executor, Fetch, Plan, Graph, Trainer, Decoder, Error)>();
+    future::<Fetch>();
+    future::<gpu::Running>();
+    future::<gpu::Read>();
 }

@@ -210,19 +210,22 @@ impl Shared {
     /// one never before a poll. Takes 2 us (lavapipe).
     pub(super) fn look(&self) -> Result<()> {
         self.watch.check()?;
-        let buffer = lock(&self.probe);
         let refused: Arc<AtomicBool> = Arc::default();
         let answer = refused.clone();
+        let mut lost = false;
         // The scopes keep what a lost device has to say from a handler of the host's.
         let _ = super::scoped(&self.device, &"a look at the device", || {
+            let buffer = lock(&self.probe);
             buffer.map_async(wgpu::MapMode::Read, .., move |mapped| {
-                answer.store(mapped.is_err(), Ordering::Relaxed)
+                answer.store(mapped.is_err(), Ordering::Relaxed);
             });
-            if refused.load(Ordering::Relaxed) {
-                self.watch.lose("destroyed, or its driver failed");
-            }
+            lost = refused.load(Ordering::Relaxed);
+            // Ends the mapping, which tells the callback of an error as well.
             buffer.unmap();
         });
+        if lost {
+            self.watch.lose("destroyed, or its driver failed");
+        }
         self.watch.check()
     }
 }
