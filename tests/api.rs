@@ -213,8 +213,9 @@ fn wrong_arrays_and_settings_are_named() {
 fn what_goes_where_between_threads() {
     fn send<T: Send>() {}
     fn sync<T: Sync>() {}
-    (send::<Gpu>(), send::<Memory>(), send::<Prepared>(), send::<Transformer>());
-    (sync::<Gpu>(), sync::<Memory>(), sync::<Prepared>(), sync::<Transformer>());
+    let all = [send::<Gpu>, send::<Memory>, send::<Prepared>, send::<Transformer>];
+    let shared = [sync::<Gpu>, sync::<Memory>, sync::<Prepared>, sync::<Transformer>];
+    all.into_iter().chain(shared).for_each(|holds| holds());
     // Two threads, one device, a kernel each.
     let threads = [1.0f32, 2.0].map(|x| {
         std::thread::spawn(move || {
@@ -341,7 +342,7 @@ fn parameters_go_in_and_out() {
 fn wrong_parameters_and_sentences_are_named() {
     let mut model = model(5);
     let before = model.parameters().unwrap();
-    let good = vec![1.0; 13];
+    let good = [1.0; 13];
     let cases = [
         (model.set_parameter("output.bias", &[0.0; 12]), "output.bias: expected [13], got 12 elements"),
         (model.set_parameter("output.bia", &[0.0; 13]), "no parameter \"output.bia\""),
