@@ -199,11 +199,13 @@ impl Executor {
     pub fn bind_input(&mut self, id: ValueId, part: wgpu::BufferSlice<'_>) -> Result<()> {
         let input = self.input(id)?;
         let (name, bytes) = (input.name.clone(), input.ty.bytes());
-        let follows = |b: &BufferSpec| matches!(b.kind, BufferKind::Input { derived: Some(Derived::Argsort(of)), .. } if of == id);
+        let order = Some(Derived::Argsort(id));
+        let follows =
+            |b: &BufferSpec| matches!(b.kind, BufferKind::Input { derived, .. } if derived == order);
         if self.plan.buffers.iter().any(follows) {
             return Err(Error::Input(format!(
-                "input {name} is sorted on the host, for sums in a fixed order, so it cannot be a buffer of the host's: \
-                 write it"
+                "input {name} is sorted on the host, for sums in a fixed order, so it cannot be a buffer of the \
+                 host's: write it"
             )));
         }
         let is_it = |b: &BufferSpec| matches!(b.kind, BufferKind::Input { value, .. } if value == id);
