@@ -101,6 +101,8 @@ fn tests(draws: Option<u32>) -> Vec<Test> {
     all.extend(contract::tests());
     all.extend(model::tests());
     all.extend(golden::tests());
+    // What takes longest begins first, so that the other workers do not wait for it at the end.
+    all.sort_by_key(|test| test.group != "task");
     all
 }
 
