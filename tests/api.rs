@@ -367,7 +367,20 @@ fn wrong_parameters_and_sentences_are_named() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(text), "{error} should tell of {text}");
     }
+    let whole = model.to_safetensors().unwrap();
+    for cut in [0, 7, 20, whole.len() / 2, whole.len() - 1] {
+        let error = model.load_safetensors(&whole[..cut]).unwrap_err().to_string();
+        assert!(error.starts_with("safetensors: "), "cut to {cut}: {error}");
+    }
     assert_eq!(model.parameters().unwrap(), before);
+    // Absurd batches, with a budget and without.
+    for max_bytes in [None, Some(1 << 30)] {
+        let mut model =
+            Transformer::on(gpu(), sizes(), TrainerSettings { max_bytes, ..settings(1) }).unwrap();
+        let shape = BatchShape { rows: usize::MAX, source_len: 8, target_len: 8 };
+        let error = model.trainer().prepare(&[shape]).unwrap_err().to_string();
+        assert!(error.starts_with("batch: rows: expected from 1 to 536870911"), "{error}");
+    }
 
     let on = |config| Transformer::on(gpu(), config, settings(1)).err().unwrap().to_string();
     assert!(on(TransformerConfig { heads: 3, ..sizes() }).contains("3 heads do not divide the width 32"));

@@ -326,13 +326,15 @@ impl Transformer {
 
     fn check(&self, shape: BatchShape) -> Result<()> {
         let c = &self.config;
+        // Kernels count symbols in 32 bits.
+        let most_rows = u32::MAX as usize / shape.source_len.max(shape.target_len).max(1);
         for (side, got, most) in [
-            ("rows", shape.rows, usize::MAX),
+            ("rows", shape.rows, most_rows),
             ("source", shape.source_len, c.max_source),
             ("target", shape.target_len, c.max_target),
         ] {
             if got == 0 || got > most {
-                return Err(Error::shape("batch", side, format!("a length from 1 to {most}"), got));
+                return Err(Error::shape("batch", side, format!("from 1 to {most}"), got));
             }
         }
         Ok(())

@@ -247,7 +247,7 @@ impl Trainer {
     /// are given up, and made again in less memory when they are needed.
     fn build(&mut self, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Prepared> {
         let ways = self.objectives(shape, optimizer.is_some());
-        let mut least = u64::MAX;
+        let (mut least, before) = (u64::MAX, self.way);
         loop {
             for objective in &ways[self.way.min(ways.len() - 1)..] {
                 let io = self.model.loss_graph(shape, objective, optimizer)?;
@@ -267,6 +267,8 @@ impl Trainer {
             self.evaluation.clear();
             self.memory.release_slots();
         }
+        // Other batches may still fit in a faster way.
+        self.way = before;
         let BatchShape { rows, source_len, target_len } = shape;
         let problem = format!(
             "a batch of {rows} x ({source_len} + {target_len}) symbols needs {least} bytes at least, {} are allowed: \
@@ -280,7 +282,7 @@ impl Trainer {
     fn objectives(&self, shape: BatchShape, training: bool) -> Vec<Objective> {
         let objective = self.settings.objective;
         let row = 4 * self.model.config().target_vocabulary as u64;
-        let all = row * (shape.rows * shape.target_len) as u64;
+        let all = row.saturating_mul((shape.rows as u64).saturating_mul(shape.target_len as u64));
         let most = objective.max_logits_bytes.min(self.gpu.profile().max_binding_bytes);
         if self.settings.max_bytes.is_none() {
             return vec![Objective { max_logits_bytes: most, ..objective }];
