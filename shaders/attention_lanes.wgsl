@@ -15,6 +15,7 @@
 // Measured on llvmpipe of Mesa 22.3.6, AVX-512, one core (B8 H8 S128 D64): forward 14 ms, of it a third in loads. Loops
 // with a constant bound and arrays of that length are unrolled by Mesa up to 32 rounds; any other index into a private
 // array costs 18 instructions to read and 60 to write. What a loop carries is blended with its old value once a round.
+// The loops over columns stay loops (`rolled`): unrolled they take no less time, and the kernels a third more to compile.
 //
 // Constants: DV = elems of a head, TM a multiple of 8 up to 32, KN, and the flags of attention.wgsl.
 
@@ -157,9 +158,26 @@ fn multiply(a: ptr<function, Rows>, source: u32, b: ptr<function, Columns>, x: p
     }
 }
 
+// A bound that Mesa does not know, so that it leaves the loop a loop.
+fn rolled(count: u32) -> u32 {
+    return select(0u, count, params.batch > 0u);
+}
+
+// Of two chunks of the owned rows the one of this number.
+fn either(first: ptr<function, Rows>, second: ptr<function, Rows>, chunk: u32) -> Rows {
+    var a = *first;
+    if CHUNKS == 2u {
+        for (var n = 0u; n < HELD; n++) {
+            a[n] = select((*first)[n], (*second)[n], chunk == 1u);
+        }
+    }
+    return a;
+}
+
 fn multiply_chunk(a: ptr<function, Rows>, what: u32, base: ptr<function, Bases>, chunk: u32,
                   x: ptr<function, Scores>) {
-    for (var e = 0u; e < min(LANE_COLS, DV - chunk * 8u); e++) {
+    let end = rolled(min(LANE_COLS, DV - chunk * 8u));
+    for (var e = 0u; e < end; e++) {
         var b: Columns;
         for (var j = 0u; j < KN; j++) {
             b[j] = fetch(what, (*base)[j] + chunk * 8u + e);
@@ -269,9 +287,9 @@ fn forward_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
         var x = no_scores();
         var base = bases(of_k, s0, lane);
         if CHUNKS <= 2u {
-            multiply_chunk(&q0, OF_K, &base, 0u, &x);
-            if CHUNKS == 2u {
-                multiply_chunk(&q1, OF_K, &base, 1u, &x);
+            for (var chunk = 0u; chunk < rolled(CHUNKS); chunk++) {
+                var a = either(&q0, &q1, chunk);
+                multiply_chunk(&a, OF_K, &base, chunk, &x);
             }
         } else {
             for (var chunk = 0u; chunk < CHUNKS; chunk++) {
@@ -330,7 +348,8 @@ fn hold_d_out(rows: Source, first: u32, chunk: u32, lane: u32) -> Rows {
 
 // As multiply_chunk, with the lane's rows in d_out.
 fn multiply_chunk_d_out(a: ptr<function, Rows>, base: ptr<function, Bases>, chunk: u32, x: ptr<function, Scores>) {
-    for (var e = 0u; e < min(LANE_COLS, DV - chunk * 8u); e++) {
+    let end = rolled(min(LANE_COLS, DV - chunk * 8u));
+    for (var e = 0u; e < end; e++) {
         var b: Columns;
         for (var j = 0u; j < KN; j++) {
             b[j] = d_out[(*base)[j] + chunk * 8u + e];
@@ -406,11 +425,11 @@ fn backward_q_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgr
         var k_base = bases(of_k, s0, lane);
         var v_base = bases(of_v, s0, lane);
         if CHUNKS <= 2u {
-            multiply_chunk(&q0, OF_K, &k_base, 0u, &x);
-            multiply_chunk(&d0, OF_V, &v_base, 0u, &y);
-            if CHUNKS == 2u {
-                multiply_chunk(&q1, OF_K, &k_base, 1u, &x);
-                multiply_chunk(&d1, OF_V, &v_base, 1u, &y);
+            for (var chunk = 0u; chunk < rolled(CHUNKS); chunk++) {
+                var a = either(&q0, &q1, chunk);
+                multiply_chunk(&a, OF_K, &k_base, chunk, &x);
+                a = either(&d0, &d1, chunk);
+                multiply_chunk(&a, OF_V, &v_base, chunk, &y);
             }
         } else {
             for (var chunk = 0u; chunk < CHUNKS; chunk++) {
@@ -477,11 +496,11 @@ fn sum_queries_lanes(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, R
         var q_base = bases(of_q, t0, lane);
         var d_base = bases(of_d, t0, lane);
         if CHUNKS <= 2u {
-            multiply_chunk(&k0, OF_Q, &q_base, 0u, &x);
-            multiply_chunk_d_out(&v0, &d_base, 0u, &y);
-            if CHUNKS == 2u {
-                multiply_chunk(&k1, OF_Q, &q_base, 1u, &x);
-                multiply_chunk_d_out(&v1, &d_base, 1u, &y);
+            for (var chunk = 0u; chunk < rolled(CHUNKS); chunk++) {
+                var a = either(&k0, &k1, chunk);
+                multiply_chunk(&a, OF_Q, &q_base, chunk, &x);
+                a = either(&v0, &v1, chunk);
+                multiply_chunk_d_out(&a, &d_base, chunk, &y);
             }
         } else {
             for (var chunk = 0u; chunk < CHUNKS; chunk++) {
