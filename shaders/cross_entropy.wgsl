@@ -7,7 +7,8 @@
 //
 // Grid: `row_loss` and `row_loss_gradient`: WIDTH lanes a row, GROUP / WIDTH rows a workgroup (WIDTH is GROUP or 1), groups
 // folded into y; `reduce` and `count_targets`: one workgroup.
-// Constants: SIZE, WIDTH, GROUP. Shared text: elem_*, rows_*.
+// Constants: SIZE, WIDTH, GROUP. Shared text: elem_*, rows_*, and cross_entropy_apart.wgsl or
+// cross_entropy_in_place.wgsl, which says where the gradient goes.
 
 struct Params {
     rows: u32,
@@ -17,12 +18,10 @@ struct Params {
 
 @group(1) @binding(0) var<uniform> params: Params;
 
-@group(0) @binding(0) var<storage, read> logits: array<elem>; // [rows, SIZE]
 @group(0) @binding(1) var<storage, read> targets: array<u32>; // [rows]
 // One a row: loss, 1 if the largest logit is the target's, 1, 0; all 0 where ignored.
 @group(0) @binding(2) var<storage, read_write> partials: array<vec4<f32>>; // [rows]
 @group(0) @binding(3) var<storage, read> inv_count: array<f32>; // [1]
-@group(0) @binding(4) var<storage, read_write> d_logits: array<elem>; // [rows, SIZE]
 
 const VOCABULARY = SIZE * ELEM;
 
@@ -75,14 +74,15 @@ fn reduce_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> Row {
     row.top = row_max(top, local);
     // Within a lane `at` is the first place of its maximum, so the least of them is the row's first. SIZE is below 2^24.
     let best = u32(-row_max(-f32(select(SIZE - 1u, at, top == row.top)), local));
+    // The last readings of logits: the sums are there when all invocations are past them.
+    let first = best * ELEM + elem_find(logits[start + best], row.top);
+    let nll = row.top - elem_get(logits[start + row.goal / ELEM], row.goal % ELEM);
     let sums = row_sum2(vec2<f32>(sum * exp(max(top - row.top, -100.0)), offsets), local);
     row.sum = sums.x;
     if row.lane == 0u && row.writes {
         var partial = vec4<f32>(0.0);
         if row.counts {
-            let nll = row.top - elem_get(logits[start + row.goal / ELEM], row.goal % ELEM);
             let spread = (row.top - shift) - sums.y / f32(VOCABULARY);
-            let first = best * ELEM + elem_find(logits[start + best], row.top);
             let loss = log(row.sum) + (nll + params.smoothing * (spread - nll));
             partial = vec4<f32>(loss, select(0.0, 1.0, first == row.goal), 1.0, 0.0);
         }
@@ -107,19 +107,20 @@ fn row_loss_gradient(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workg
     let start = row.index * SIZE;
     if !row.counts {
         for (var i = row.lane; i < SIZE; i += WIDTH) {
-            d_logits[start + i] = elem(0.0);
+            store_gradient(start + i, elem(0.0));
         }
         return;
     }
     let scale = inv_count[0] / row.sum;
     let base_rate = inv_count[0] * params.smoothing / f32(VOCABULARY);
     for (var i = row.lane; i < SIZE; i += WIDTH) {
-        d_logits[start + i] = exp_below(logits[start + i] - row.top) * scale - base_rate;
+        store_gradient(start + i, exp_below(logits[start + i] - row.top) * scale - base_rate);
     }
     // The lane that wrote the target's element corrects it.
     let g = row.goal / ELEM;
     if g % WIDTH == row.lane {
-        d_logits[start + g] -= elem_unit(inv_count[0] * (1.0 - params.smoothing), row.goal % ELEM);
+        let wanted = elem_unit(inv_count[0] * (1.0 - params.smoothing), row.goal % ELEM);
+        store_gradient(start + g, load_gradient(start + g) - wanted);
     }
 }
 

@@ -1,10 +1,13 @@
 // out[z, m, n] = act(alpha sum_k A[z, m, k] B[z, k, n] + bias[n]) + residual[z, m, n], z = (outer, inner).
+// Where SLOPE names an activation, the product is multiplied by its derivative at residual instead. Where SUMS, also
+// sum_k B[k, n]: a product with one more row of A, all ones.
 //
 // What all variants share: parameters, bindings, the epilogue, and the second pass of a product whose k is split over
 // groups. The variants are matmul_subgroup.wgsl (with matmul_pack.wgsl), matmul_tile.wgsl and matmul_vector.wgsl;
 // appended to each is lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows of out are written by vec4<f32>
-// or by scalars, and matmul_pre.wgsl or matmul_no_pre.wgsl.
-// Constants: BIAS, RESIDUAL, ACTIVATION; alias a_elem, b_elem, and those of the variant.
+// or by scalars, and one of matmul_pre.wgsl, matmul_sums.wgsl and matmul_one.wgsl, which says what the second output is.
+// Constants: BIAS, RESIDUAL, ACTIVATION, SLOPE, SUMS, SPLIT: this is a pass over slices of k; alias a_elem, b_elem, and
+// those of the variant.
 
 // Starts and strides count elements of the binding they index: elem of out, bias and residual, a_elem of A, b_elem of B.
 struct Params {
@@ -90,13 +93,24 @@ fn finish(sum: elem, index: u32, column: u32) {
 fn finish_biased(x: elem, index: u32) {
     save_pre(index, x);
     var v = activate(x, ACTIVATION);
-    if RESIDUAL {
+    if SLOPE != ACT_NONE {
+        v *= activate_slope(residual[index], SLOPE);
+    } else if RESIDUAL {
         v += residual[index];
     }
     out[index] = v;
 }
 
-@group(0) @binding(0) var<storage, read> slices: array<elem>; // [splits, M, N]
+// Writes the sum of a column of B. Where k is split it is the row after the last of the slice that starts at `start`.
+fn finish_column_sum(sum: elem, start: u32, column: u32) {
+    if SPLIT {
+        out[start + params.m * params.out_row + column] = sum;
+    } else {
+        save_column_sum(column, sum);
+    }
+}
+
+@group(0) @binding(0) var<storage, read> slices: array<elem>; // [splits, M, N], or [splits, M + 1, N] where SUMS
 
 // The second pass of a product with split k: out = epilogue(sum over slices), slices in order.
 // Grid: one invocation an elem, 64 a workgroup, groups folded into y.
@@ -112,7 +126,12 @@ fn reduce(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
         sum += slices[s * params.count + i];
     }
     let column = i % params.n;
-    finish(sum, params.out_start + (i / params.n) * params.out_row + column, column);
+    let row = i / params.n;
+    if SUMS && row == params.m {
+        save_column_sum(column, sum);
+    } else {
+        finish(sum, params.out_start + row * params.out_row + column, column);
+    }
 }
 
 // out = 0, before a product that writes only a part of it. Grid as in `reduce`.

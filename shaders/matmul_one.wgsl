@@ -1,4 +1,7 @@
-// Appended to matmul.wgsl where the value before the activation is not wanted.
+// Appended to matmul.wgsl where there is no second output.
 
 fn save_pre(index: u32, v: elem) {
+}
+
+fn save_column_sum(column: u32, v: elem) {
 }

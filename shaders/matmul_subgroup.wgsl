@@ -63,6 +63,7 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
     }
 
     var acc: array<array<array<vec4<f32>, TN>, 4>, QUADS>;
+    var column_sums: array<vec4<f32>, TN>;
     for (var k0 = work.k_first; k0 < work.k_end; k0 += LANES) {
         // This lane's k, and whether there is one.
         let at = a_start + min(k0 + lane, work.k_end - 1u) * params.a_k;
@@ -82,6 +83,14 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
         }
         for (var q = 0u; q < LANES; q += STEP) {
             let v = load_b(&b_starts, k0 + q, work.k_end);
+            if SUMS {
+                for (var s = 0u; s < STEP; s++) {
+                    let one = select(0.0, 1.0, k0 + q + s < work.k_end);
+                    for (var j = 0u; j < TN; j++) {
+                        column_sums[j] = fma(vec4(one), v[s][j], column_sums[j]);
+                    }
+                }
+            }
             for (var i = 0u; i < QUADS; i++) {
                 var x: array<vec4<f32>, STEP>;
                 for (var s = 0u; s < STEP; s++) {
@@ -103,6 +112,13 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
     for (var j = 0u; j < TN; j++) {
         let column = column0 + j * LANES * (4u / ELEM);
         let add = bias_four(column);
+        if SUMS && work.tile_m == 0u {
+            for (var c = 0u; c < 4u; c += ELEM) {
+                if column + c < params.n {
+                    finish_column_sum(elem_at(column_sums[j], c), work.out, column + c);
+                }
+            }
+        }
         for (var i = 0u; i < QUADS; i++) {
             for (var c = 0u; c < 4u; c++) {
                 let row = row0 + 4u * i + c;
@@ -143,12 +159,16 @@ fn bias_four(column: u32) -> vec4<f32> {
     return v;
 }
 
+// Of four neighbouring columns those from c on: component c where elem is a scalar.
+fn elem_at(v: vec4<f32>, c: u32) -> elem {
+    return elem_from(select(v, vec4(v[c]), ELEM == 1u));
+}
+
 // Stores four neighbouring columns, as far as they are columns of out.
 fn store_four(v: vec4<f32>, index: u32, column: u32) {
     for (var c = 0u; c < 4u; c += ELEM) {
         if column + c < params.n {
-            // Where elem is a scalar, component c.
-            let x = elem_from(select(v, vec4(v[c]), ELEM == 1u));
+            let x = elem_at(v, c);
             if LATER {
                 out[index + c] = x;
             } else {

@@ -97,6 +97,9 @@ fn tile(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let work = work_of(index);
     var acc: array<array<elem, RN>, RM>;
+    // The first row of tiles sums the columns of B, each by one invocation: TILE_N is at most THREADS.
+    let sums = SUMS && work.tile_m == 0u && lane < TILE_N;
+    var column_sum = elem(0.0);
     for (var k0 = work.k_first; k0 < work.k_end; k0 += SLAB) {
         stage_a(work, k0, lane);
         stage_b(work, k0, lane);
@@ -113,9 +116,17 @@ fn tile(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 }
             }
         }
+        if sums {
+            for (var k = 0u; k < SLAB; k++) {
+                column_sum += b_slab[k * TILE_N + lane];
+            }
+        }
         workgroupBarrier();
     }
 
+    if sums && work.tile_n * TILE_N + lane < params.n {
+        finish_column_sum(column_sum, work.out, work.tile_n * TILE_N + lane);
+    }
     for (var i = 0u; i < RM; i++) {
         let row = work.tile_m * TILE_M + local.y * RM + i;
         for (var j = 0u; j < RN; j++) {

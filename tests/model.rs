@@ -130,6 +130,21 @@ fn the_small_preset_needs_under_60_percent_of_its_values() {
     }
 }
 
+#[test]
+fn a_step_of_the_base_preset_needs_at_most_420_dispatches() {
+    let config = TransformerConfig {
+        source_vocabulary: 8000,
+        target_vocabulary: 8000,
+        ..TransformerConfig::preset("base").unwrap()
+    };
+    let model = Transformer::new(config).unwrap();
+    let shape = BatchShape { rows: 8, source_len: 64, target_len: 64 };
+    let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(1.0) };
+    let io = model.loss_graph(shape, &Objective::default(), Some(&optimizer)).unwrap();
+    let plan = Plan::new(&io.graph, &io.outputs(), &DeviceProfile::portable()).unwrap();
+    assert!(plan.steps.len() <= 420, "{} dispatches: {plan}", plan.steps.len());
+}
+
 /// The bytes of parameters by name.
 type Parameters = Vec<(String, Vec<u8>)>;
 

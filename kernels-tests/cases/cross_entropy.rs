@@ -65,6 +65,15 @@ pub fn cases() -> Vec<Case> {
         };
         cases.push(Case::new(format!("{n} x {v} loss only"), case).values_only());
     }
+    // Logits that nothing else reads: their gradient takes their place.
+    for (n, v) in [(1, 1), (5, 4), (12, 37), (70, 100), (5, 1000), (2, 4099), (2100, 72)] {
+        let case = move |b: &mut Build| {
+            let x = b.normal("x", [n, v], 2.0);
+            let logits = ew::scale(b.graph(), x, 1.5)?;
+            mean_loss(b, logits, some_targets(n, v), 0, 0.1)
+        };
+        cases.push(Case::new(format!("{n} x {v} in place"), case).ones());
+    }
     // Logits in the hundreds, spread or all near one large value.
     for (name, scale, shift) in [
         ("large", 300.0, 0.0),

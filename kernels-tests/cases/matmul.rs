@@ -1,7 +1,7 @@
 //! Matrix products: every form, batches, sub-matrices, epilogues; sizes around every tile.
 
 use wgformer::graph::ValueId;
-use wgformer::ops::elementwise::Activation;
+use wgformer::ops::elementwise::{self, Activation};
 use wgformer::ops::matmul::{Form, MatMul, Strided, View, matmul, matmul_strided};
 use wgformer::ops::matmul::{linear, linear_residual, linear_transposed};
 use wgformer::testing::{Build, Case};
@@ -133,6 +133,28 @@ fn epilogues(cases: &mut Vec<Case>) {
         let bias = b.normal("bias", [32], 1.0);
         Ok(vec![linear(b.graph(), x, w, Some(bias), Gelu)?])
     }));
+    // The bias's gradient comes from the weight's, whose sum is split over the rows; of vectors, of scalars, and alone.
+    for (name, n, weight) in [("", 36, true), (", scalars", 13, true), (", the bias alone", 36, false)] {
+        cases.push(Case::new(format!("linear of many rows{name}"), move |b: &mut Build| {
+            let x = b.normal("x", [1031, 20], 1.0);
+            let w = match weight {
+                true => b.normal("w", [20, n], 0.2),
+                false => b.fixed("w", HostTensor::f32([20, n], vec![0.3; 20 * n])),
+            };
+            let bias = b.normal("bias", [n], 1.0);
+            Ok(vec![linear(b.graph(), x, w, Some(bias), None)?])
+        }));
+    }
+    // Gradients that take in the slope before them, and the sum with another gradient.
+    for act in [Relu, Gelu, Silu] {
+        cases.push(Case::new(format!("{act:?} between products, and around them"), move |b: &mut Build| {
+            let x = b.normal("x", [33, 20], 1.0);
+            let (up, down) = (b.normal("up", [20, 48], 0.3), b.normal("down", [48, 20], 0.3));
+            let h = linear(b.graph(), x, up, Option::None, act)?;
+            let y = linear(b.graph(), h, down, Option::None, None)?;
+            Ok(vec![elementwise::add(b.graph(), x, y)?])
+        }));
+    }
     cases.push(Case::new("linear with residual", |b: &mut Build| {
         let (x, w) = (b.normal("x", [2, 9, 20], 1.0), b.normal("w", [20, 32], 0.2));
         let (bias, r) = (b.normal("bias", [32], 1.0), b.normal("residual", [2, 9, 32], 1.0));

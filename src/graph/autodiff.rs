@@ -1,7 +1,7 @@
 //! Reverse-mode differentiation: appends, for each node from the last to the first, the nodes that its op's gradient
 //! asks for. Fan-in is summed by `add` nodes, the one op that is named here.
 
-use super::{Graph, Node, Op, Role, ValueId};
+use super::{Graph, Node, Op, Role, Value, ValueId};
 use crate::ops::elementwise;
 use crate::{Error, Result};
 use std::collections::HashMap;
@@ -94,7 +94,39 @@ impl Graph {
             self.scope = saved;
             result?;
         }
-        Ok(wrt.iter().map(|id| gradients[id.index()]).collect())
+        let found: Vec<_> = wrt.iter().map(|id| gradients[id.index()]).collect();
+        self.join(node_count, &found);
+        Ok(found)
+    }
+
+    /// Lets nodes do what the node before did as well, where one op does both ([`Op::followed_by`]): of the nodes from
+    /// `first` on those whose input nothing else reads and nobody asked for. The node before is left without readers,
+    /// so no plan has it. What it read must live on until the second: so that one comes soon after.
+    fn join(&mut self, first: usize, asked: &[Option<ValueId>]) {
+        const SOON: usize = 3;
+        let mut readers = vec![0; self.values.len()];
+        for id in self.nodes.iter().flat_map(|n| &n.inputs).chain(asked.iter().flatten()) {
+            readers[id.index()] += 1;
+        }
+        for n in first..self.nodes.len() {
+            let before = |id: ValueId| match self.value(id) {
+                Value { role: Role::Computed { node, output: 0 }, alias: None, .. } if *node + SOON >= n => {
+                    (readers[id.index()] == 1).then_some(*node)
+                }
+                _ => None,
+            };
+            let node = &self.nodes[n];
+            let joined = node.inputs.iter().enumerate().find_map(|(i, &id)| {
+                let before = &self.nodes[before(id)?];
+                let op = before.op.followed_by(&*node.op, i)?;
+                let others = node.inputs.iter().enumerate().filter(|(other, _)| *other != i);
+                Some((op, before.inputs.iter().copied().chain(others.map(|(_, &id)| id)).collect()))
+            });
+            if let Some((op, inputs)) = joined {
+                self.nodes[n].op = op;
+                self.nodes[n].inputs = inputs;
+            }
+        }
     }
 
     /// Appends the nodes of a range once more, unless they are the last that were.

@@ -13,6 +13,7 @@ use crate::kernel::{Dispatch, Operand};
 use crate::profile::DeviceProfile;
 use crate::rng::Rng;
 use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -119,7 +120,7 @@ pub struct Excerpt {
 }
 
 /// An operation: shape rule, reference, gradient and lowering, in one place.
-pub trait Op: fmt::Debug + Send + Sync {
+pub trait Op: Any + fmt::Debug + Send + Sync {
     /// The op's name: also that of its file, its shader and its tests.
     fn name(&self) -> &'static str;
 
@@ -166,6 +167,12 @@ pub trait Op: fmt::Debug + Send + Sync {
         Err(Error::config(self.name(), format!("has no gradient (in {:?})", node.scope)))
     }
 
+    /// An op that does what this one does, and then what `next` does, of whose inputs number `input` is the one output of
+    /// this; the inputs are those of this one and then the others of `next`. `None` where there is no such op.
+    fn followed_by(&self, _next: &dyn Op, _input: usize) -> Option<Arc<dyn Op>> {
+        None
+    }
+
     /// Pushes the dispatches that compute the outputs.
     fn lower(&self, lowering: &mut Lowering) -> Result<()>;
 }
@@ -174,21 +181,29 @@ pub trait Op: fmt::Debug + Send + Sync {
 pub struct Lowering<'a> {
     graph: &'a Graph,
     node: &'a Node,
-    used: &'a [bool],
+    uses: &'a Uses,
     /// The device to lower for.
     pub profile: &'a DeviceProfile,
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) scratch: Vec<usize>,
+    /// Outputs that lie where an input lay.
+    pub(crate) overwritten: Vec<(ValueId, ValueId)>,
+}
+
+/// What of a graph is needed, and until when.
+#[derive(Debug)]
+pub(crate) struct Uses {
+    /// By value: anything reads it.
+    pub used: Vec<bool>,
+    /// By value that holds bytes: the number of the last node that reads any of them; what the caller reads is never done
+    /// with.
+    pub last: Vec<usize>,
 }
 
 impl<'a> Lowering<'a> {
-    pub(crate) fn new(
-        graph: &'a Graph,
-        node: &'a Node,
-        used: &'a [bool],
-        profile: &'a DeviceProfile,
-    ) -> Self {
-        Lowering { graph, node, used, profile, dispatches: Vec::new(), scratch: Vec::new() }
+    pub(crate) fn new(graph: &'a Graph, node: &'a Node, uses: &'a Uses, profile: &'a DeviceProfile) -> Self {
+        let (dispatches, scratch, overwritten) = Default::default();
+        Lowering { graph, node, uses, profile, dispatches, scratch, overwritten }
     }
 
     /// The type of input `i`.
@@ -218,7 +233,27 @@ impl<'a> Lowering<'a> {
 
     /// Whether anything reads output `i`; an output that nothing reads need not be written.
     pub fn output_used(&self, i: usize) -> bool {
-        self.used[self.node.outputs[i].index()]
+        self.uses.used[self.node.outputs[i].index()]
+    }
+
+    /// Lets output `output` take the memory of input `input`, if nothing reads that later: then one binding, updated, is
+    /// both. Of the same type; each at most once.
+    pub fn overwrite(&mut self, input: usize, output: usize) -> bool {
+        let (from, to) = (self.node.inputs[input], self.node.outputs[output]);
+        let (old, new) = (self.graph.value(from), self.graph.value(to));
+        // Computed by another node: what it holds is needed by this one alone, and once.
+        let done = match old.role {
+            Role::Computed { node, .. } => {
+                self.node.inputs.iter().filter(|&&id| self.graph.resolve(id).0 == from).count() == 1
+                    && self.graph.node_of(to).is_some_and(|n| n > node && self.uses.last[from.index()] == n)
+            }
+            _ => false,
+        };
+        let fits = old.alias.is_none() && new.alias.is_none() && old.ty == new.ty;
+        if done && fits {
+            self.overwritten.push((to, from));
+        }
+        done && fits
     }
 
     /// Memory of this many elements for the time of this node.
@@ -279,6 +314,14 @@ impl Graph {
     /// One value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
+    }
+
+    /// The number of the node that computes a value.
+    fn node_of(&self, id: ValueId) -> Option<usize> {
+        match self.value(id).role {
+            Role::Computed { node, .. } => Some(node),
+            _ => None,
+        }
     }
 
     /// The shape of a value.

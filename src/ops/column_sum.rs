@@ -21,7 +21,7 @@ params! {
 }
 
 #[derive(Debug)]
-struct ColumnSum;
+pub(super) struct ColumnSum;
 
 impl Op for ColumnSum {
     fn name(&self) -> &'static str {
@@ -74,17 +74,21 @@ impl Op for ColumnSum {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let (rows, n) = (l.input_type(0).shape.rows(), l.input_type(0).shape.last());
-        let chunk = chunk(rows);
-        let chunks = rows.div_ceil(chunk);
-        let (x, out) = (l.input(0), l.output(0));
-        if chunks == 1 {
-            return push(l, x, out, [rows, n], chunk);
-        }
-        let partial = l.scratch(chunks * n);
-        push(l, x, partial, [rows, n], chunk)?;
-        push(l, partial, out, [chunks, n], chunks)
+        let shape = &l.input_type(0).shape;
+        push_all(l, l.input(0), l.output(0), [shape.rows(), shape.last()])
     }
+}
+
+/// All dispatches for the sums of the columns of x [rows, n].
+pub(super) fn push_all(l: &mut Lowering, x: Operand, out: Operand, [rows, n]: [usize; 2]) -> Result<()> {
+    let chunk = chunk(rows);
+    let chunks = rows.div_ceil(chunk);
+    if chunks == 1 {
+        return push(l, x, out, [rows, n], chunk);
+    }
+    let partial = l.scratch(chunks * n);
+    push(l, x, partial, [rows, n], chunk)?;
+    push(l, partial, out, [chunks, n], chunks)
 }
 
 /// The rows that are summed at a time. As many chunks as rows in a chunk, about: both passes are as long. The number depends

@@ -10,6 +10,8 @@ use crate::kernel::{Access, Dispatch, Kernel, Slice, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/cross_entropy.wgsl");
+const APART: &str = include_str!("../../shaders/cross_entropy_apart.wgsl");
+const IN_PLACE: &str = include_str!("../../shaders/cross_entropy_in_place.wgsl");
 
 params! {
     struct Params {
@@ -162,14 +164,24 @@ impl Op for CrossEntropyOp {
         let mut bindings = vec![Access::Read, Access::Read, Access::Write];
         let mut operands: Vec<Slice> = vec![l.input(0).into(), l.input(1).into(), partials.into()];
         let gradient = l.output_used(2);
+        let in_place = gradient && l.overwrite(0, 2);
         if gradient {
-            bindings.extend([Access::Read, Access::Write]);
-            operands.extend([l.input(2), l.output(2)].map(Slice::from));
+            bindings.push(Access::Read);
+            operands.push(l.input(2).into());
+        }
+        if in_place {
+            bindings[0] = Access::Update;
+            operands[0] = l.output(2).into();
+        } else if gradient {
+            bindings.push(Access::Write);
+            operands.push(l.output(2).into());
         }
         l.push(Dispatch {
             kernel: Kernel {
                 name: format!("cross_entropy/{}{}", if gradient { "gradient_" } else { "" }, rows.variant()),
-                parts: parts([SOURCE].into_iter().chain(rows.parts())),
+                parts: parts(
+                    [SOURCE, if in_place { IN_PLACE } else { APART }].into_iter().chain(rows.parts()),
+                ),
                 entry: if gradient { "row_loss_gradient" } else { "row_loss" },
                 bindings,
                 params: Params::FIELDS,
@@ -201,7 +213,7 @@ fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
     let lanes = Rows::new(profile, &TensorType::f32([1, 1024]));
     Kernel {
         name: format!("cross_entropy/{entry}_{}", lanes.variant()),
-        parts: parts([SOURCE].into_iter().chain(lanes.parts())),
+        parts: parts([SOURCE, APART].into_iter().chain(lanes.parts())),
         entry,
         bindings: Vec::new(),
         params: Params::FIELDS,

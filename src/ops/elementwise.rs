@@ -1,11 +1,13 @@
 //! Element-wise ops: add, multiply, scale, copy, activations.
 
 use super::lib_wgsl;
+use super::matmul::Extra;
 use super::params::params;
 use super::rounding::{DIVIDE, EPS, TANH, TINY, exp, once, size};
 use crate::graph::{Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Const, Dispatch, Kernel, Requires, parts};
 use crate::{DType, Error, Result, Tensor64, TensorType};
+use std::any::Any;
 
 pub(super) const SOURCE: &str = include_str!("../../shaders/elementwise.wgsl");
 const GROUP: u32 = 64;
@@ -366,6 +368,16 @@ impl Op for Binary {
             flops: n as u64,
         });
         Ok(())
+    }
+}
+
+/// What the other input of an op does to its input of this number, where it is what a product may do at its end.
+pub(super) fn as_extra(op: &dyn Op, input: usize) -> Option<Extra> {
+    let op: &dyn Any = op;
+    match (op.downcast_ref(), input) {
+        (Some(Binary::Add), _) => Some(Extra::Added),
+        (Some(Binary::ActivateBackward(act)), 0) => Some(Extra::Slope(*act)),
+        _ => None,
     }
 }
 

@@ -4,18 +4,20 @@
 //! a linear layer is NN, its gradient by the input NT and by the weight TN.
 //!
 //! Values are written once, so nothing accumulates in place: where a product is to be added to something, that is the
-//! residual.
+//! residual. Gradients have epilogues of their own: the slope of the activation before, and the sums of the columns of B,
+//! which are the gradient of a bias where B is that of the result.
 
 mod excerpt;
 mod lower;
 
-use super::column_sum::column_sum;
-use super::elementwise::{Activation, activate_backward};
+use super::column_sum::{ColumnSum, column_sum};
+use super::elementwise::{self, Activation, activate_backward};
 use super::layout::reshape;
-use super::rounding::{of_sizes, sum};
+use super::rounding::{of_sizes, once, size, sum};
 use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::rng::Rng;
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
+use std::sync::Arc;
 
 pub(super) use lower::{PACK, SOURCE, SUBGROUP, TILE, VECTOR};
 
@@ -129,15 +131,32 @@ fn end(view: &View, rows: usize, columns: usize, batch: [usize; 2]) -> usize {
         + 1
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Product {
     at: Strided,
     bias: bool,
     activation: Activation,
-    residual: bool,
+    /// What the last input is for.
+    extra: Option<Extra>,
+    /// The second output is the sums of the columns of B, which is one dense [K, N].
+    sums: bool,
+}
+
+/// What an input of the output's shape does at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extra {
+    /// It is added.
+    Added,
+    /// The slope of the activation at it is multiplied by.
+    Slope(Activation),
 }
 
 impl Product {
+    /// A B alone.
+    fn plain(at: Strided) -> Self {
+        Product { at, bias: false, activation: Activation::None, extra: None, sums: false }
+    }
+
     fn stored_a(&self) -> (usize, usize) {
         match self.at.form_a {
             Form::Plain => (self.at.m, self.at.k),
@@ -155,7 +174,7 @@ impl Product {
     /// Whether the gradient needs the value before the activation: where the result does not tell the slope.
     fn saves_pre(&self) -> bool {
         let act = self.activation;
-        act != Activation::None && (self.residual || !act.slope_from_result())
+        act != Activation::None && (self.extra.is_some() || !act.slope_from_result())
     }
 
     /// Whether the products cover the whole output.
@@ -210,14 +229,20 @@ impl Op for Product {
         if let Some(t) = optional.next().filter(|t| ***t != out) {
             return Err(Error::shape("", "residual", out, t));
         }
-        Ok(vec![out; 1 + self.saves_pre() as usize])
+        let dense = View { start: 0, row: s.n, batch: s.b.batch };
+        if self.sums && (s.batch != [1, 1] || s.form_b != Form::Plain || s.b != dense || self.saves_pre()) {
+            return Err(Error::Internal("sums of columns are those of one dense matrix".into()));
+        }
+        let mut outputs = vec![out; 1 + self.saves_pre() as usize];
+        outputs.extend(self.sums.then(|| TensorType::f32([s.n])));
+        Ok(outputs)
     }
 
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
         let s = &self.at;
         let (a, b) = (&inputs[0].data, &inputs[1].data);
         let bias = self.bias.then(|| &inputs[2].data);
-        let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
+        let extra = self.extra.map(|e| (e, &inputs[2 + self.bias as usize].data));
         let mut out = Tensor64::zeros(s.shape.clone());
         let mut pre = Tensor64::zeros(s.shape.clone());
         for outer in 0..s.batch[0] {
@@ -231,34 +256,63 @@ impl Op for Product {
                         }
                         let i = s.out.place(Form::Plain, [outer, inner], m, n);
                         pre.data[i] = s.alpha * sum + bias.map_or(0.0, |b| b[n]);
-                        out.data[i] = self.activation.value(pre.data[i]) + residual.map_or(0.0, |r| r[i]);
+                        let y = self.activation.value(pre.data[i]);
+                        out.data[i] = match extra {
+                            Some((Extra::Added, r)) => y + r[i],
+                            Some((Extra::Slope(act), x)) => y * act.slope(x[i]),
+                            None => y,
+                        };
                     }
                 }
             }
         }
-        if self.saves_pre() { vec![out, pre] } else { vec![out] }
+        let mut results = vec![out];
+        results.extend(self.saves_pre().then_some(pre));
+        results.extend(self.sums.then(|| ColumnSum.reference(&inputs[1..2]).remove(0)));
+        results
     }
 
     /// A sum of k products and the bias, times alpha; what follows scales that by the activation's slope, and adds its own.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let at = Strided { alpha: self.at.alpha.abs(), ..self.at.clone() };
-        let plain = Product { at, bias: self.bias, activation: Activation::None, residual: false };
+        let plain = Product { bias: self.bias, ..Product::plain(at) };
         let places = [0, 1, 2];
         let sums = of_sizes(&plain, inputs, &places[..2 + self.bias as usize]).remove(0).data;
-        let residual = self.residual.then(|| &inputs[2 + self.bias as usize].data);
+        let extra = self.extra.map(|e| (e, &inputs[2 + self.bias as usize].data));
         // What the bias may have taken off the sum: a product without terms is its bias.
         let bias = Product { at: Strided { k: 0, ..plain.at }, ..plain };
         let bias = bias.reference(inputs).remove(0).data;
-        let (mut out, mut pre) = (results[0].clone(), results[results.len() - 1].clone());
+        let (mut out, mut pre) = (results[0].clone(), results[self.saves_pre() as usize].clone());
         for (i, total) in sums.into_iter().enumerate() {
             let y = out.data[i];
-            // The value before the activation, where it is not saved: y is that, or ReLU of it.
-            let x = if self.saves_pre() { pre.data[i] } else { y - residual.map_or(0.0, |r| r[i]) };
+            // The value before the activation, where it is not saved: y is that, or ReLU of it; or it is only known to be
+            // at most the sum of magnitudes.
+            let x = match extra {
+                _ if self.saves_pre() => pre.data[i],
+                Some((Extra::Added, r)) => y - r[i],
+                Some((Extra::Slope(_), _)) => total,
+                None => y,
+            };
             pre.data[i] = sum(self.at.k, total, x.abs() + bias[i].abs()) + total;
             out.data[i] = self.activation.steepest() * pre.data[i] + self.activation.rounding(x);
-            out.data[i] += if self.residual { y.abs() } else { 0.0 };
+            match extra {
+                Some((Extra::Added, _)) => out.data[i] += y.abs(),
+                Some((Extra::Slope(act), at)) => {
+                    let slope = size(act.slope(at[i]));
+                    out.data[i] = out.data[i] * slope + once(size(x) * (slope + act.slope_rounding(at[i])));
+                }
+                None => {}
+            }
         }
-        if self.saves_pre() { vec![out, pre] } else { vec![out] }
+        let mut bounds = vec![out];
+        bounds.extend(self.saves_pre().then_some(pre));
+        if self.sums {
+            let mut error = of_sizes(&ColumnSum, &inputs[1..2], &[0]).remove(0);
+            let total = &results[results.len() - 1].data;
+            error.data.iter_mut().zip(total).for_each(|(e, y)| *e = sum(self.at.k, *e, *y));
+            bounds.push(error);
+        }
+        bounds
     }
 
     fn excerpts(&self, inputs: &[&Tensor64], rng: &mut Rng) -> Vec<Excerpt> {
@@ -273,13 +327,18 @@ impl Op for Product {
     ) -> Result<Vec<Option<ValueId>>> {
         let mut grads = vec![None; node.inputs.len()];
         let Some(d) = d_outputs[0] else { return Ok(grads) };
-        if self.residual {
-            grads[2 + self.bias as usize] = Some(d);
+        match self.extra {
+            Some(Extra::Added) => grads[2 + self.bias as usize] = Some(d),
+            None if !self.sums => {}
+            _ => return Err(Error::config("matmul", "the gradient of a gradient is not supported")),
         }
         let saved = node.outputs[self.saves_pre() as usize];
         let d = activate_backward(g, self.activation, d, saved)?;
         let s = &self.at;
-        if self.bias {
+        // The product for dB reads all of d anyway.
+        let dense = View { start: 0, row: s.n, batch: s.out.batch };
+        let with_sums = self.bias && s.batch == [1, 1] && s.form_b == Form::Plain && s.out == dense;
+        if self.bias && !with_sums {
             let rows = s.shape.elements() / s.n;
             let d = reshape(g, d, [rows, s.n])?;
             grads[2] = Some(column_sum(g, d)?);
@@ -339,9 +398,21 @@ impl Op for Product {
                 ..s.clone()
             },
         };
+        if with_sums {
+            let outputs = g.add_node(Product { sums: true, ..Product::plain(d_b) }, &[a, d])?;
+            (grads[1], grads[2]) = (Some(outputs[0]), Some(outputs[1]));
+            return Ok(grads);
+        }
         let factors = if s.form_b == Form::Plain { [a, d] } else { [d, a] };
         grads[1] = Some(product_of_shared(g, factors, d_b, "b")?);
         Ok(grads)
+    }
+
+    /// A sum with it, and the gradient by the activation before, are epilogues.
+    fn followed_by(&self, next: &dyn Op, input: usize) -> Option<Arc<dyn Op>> {
+        let extra = elementwise::as_extra(next, input)?;
+        let plain = *self == Product::plain(self.at.clone()) && self.covers();
+        plain.then(|| Arc::new(Product { extra: Some(extra), ..Product::plain(self.at.clone()) }) as _)
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
@@ -372,8 +443,13 @@ fn product_of_shared(g: &mut Graph, [a, b]: [ValueId; 2], s: Strided, name: &str
 }
 
 fn product(g: &mut Graph, a: ValueId, b: ValueId, s: Strided, m: &MatMul) -> Result<ValueId> {
-    let op =
-        Product { at: s, bias: m.bias.is_some(), activation: m.activation, residual: m.residual.is_some() };
+    let op = Product {
+        at: s,
+        bias: m.bias.is_some(),
+        activation: m.activation,
+        extra: m.residual.map(|_| Extra::Added),
+        sums: false,
+    };
     let inputs: Vec<ValueId> = [Some(a), Some(b), m.bias, m.residual].into_iter().flatten().collect();
     Ok(g.add_node(op, &inputs)?[0])
 }

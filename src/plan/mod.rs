@@ -5,7 +5,7 @@ mod liveness;
 mod needs;
 mod print;
 
-use crate::graph::{Derived, Graph, Layout, Lowering, Role, ValueId};
+use crate::graph::{Derived, Graph, Layout, Lowering, Role, Uses, ValueId};
 use crate::kernel::{Access, Kernel, Operand};
 use crate::profile::DeviceProfile;
 use crate::{Error, HostTensor, Result, TensorType};
@@ -125,7 +125,7 @@ impl Plan {
     /// # Errors
     /// When a tensor is above a limit of the device, or an op cannot be lowered for it.
     pub fn new(graph: &Graph, outputs: &[ValueId], profile: &DeviceProfile) -> Result<Plan> {
-        Planner { graph, outputs, profile }.plan()
+        Planner { graph, outputs, profile, overwritten: HashMap::new() }.plan()
     }
 
     /// Bytes of computed values at the peak: all slots and outputs.
@@ -177,16 +177,18 @@ struct Planner<'a> {
     graph: &'a Graph,
     outputs: &'a [ValueId],
     profile: &'a DeviceProfile,
+    /// By value, the one whose memory it takes ([`Lowering::overwrite`]).
+    overwritten: HashMap<ValueId, ValueId>,
 }
 
 impl Planner<'_> {
-    fn plan(&self) -> Result<Plan> {
-        let (needed, used) = self.needed();
-        let lowered = self.lower(&needed, &used)?;
+    fn plan(mut self) -> Result<Plan> {
+        let (needed, uses) = self.needed();
+        let lowered = self.lower(&needed, &uses)?;
         let mut buffers = Vec::new();
         let mut places: HashMap<Holder, Place> = HashMap::new();
         self.place_leaves(&lowered, &mut buffers, &mut places)?;
-        let (lifetimes, value_bytes) = self.lifetimes(&lowered, &used, &places);
+        let (lifetimes, value_bytes) = self.lifetimes(&lowered, &uses.used, &places);
         for (holder, place) in liveness::assign(&lifetimes, &mut buffers) {
             places.insert(holder, place);
         }
@@ -208,7 +210,7 @@ impl Planner<'_> {
         };
         self.emit(&lowered, &places, &mut plan)?;
         for id in self.graph.ids() {
-            let (root, start) = self.graph.resolve(id);
+            let (root, start) = self.resolve(id);
             if let Some(&p) = places.get(&Holder::Value(root)) {
                 let bytes = self.graph.value(id).ty.bytes();
                 plan.places
@@ -218,12 +220,24 @@ impl Planner<'_> {
         Ok(plan)
     }
 
+    /// The value that holds the bytes of `id`, and the element at which they start in it.
+    fn resolve(&self, id: ValueId) -> (ValueId, usize) {
+        let (mut root, start) = self.graph.resolve(id);
+        // What takes another's memory is no part of anything, and neither is the other.
+        while let Some(&before) = self.overwritten.get(&root) {
+            root = before;
+        }
+        (root, start)
+    }
+
     /// Which nodes must run, and which values anything reads.
-    fn needed(&self) -> (Vec<bool>, Vec<bool>) {
+    fn needed(&self) -> (Vec<bool>, Uses) {
         let graph = self.graph;
         let mut used = vec![false; graph.values().len()];
+        let mut last = vec![0; graph.values().len()];
         for &id in self.outputs {
             used[id.index()] = true;
+            last[graph.resolve(id).0.index()] = usize::MAX;
         }
         let mut needed = vec![false; graph.nodes().len()];
         for (n, node) in graph.nodes().iter().enumerate().rev() {
@@ -231,21 +245,24 @@ impl Planner<'_> {
                 needed[n] = true;
                 for i in &node.inputs {
                     used[i.index()] = true;
+                    let last = &mut last[graph.resolve(*i).0.index()];
+                    *last = n.max(*last);
                 }
             }
         }
-        (needed, used)
+        (needed, Uses { used, last })
     }
 
-    fn lower(&self, needed: &[bool], used: &[bool]) -> Result<Vec<Lowered>> {
+    fn lower(&mut self, needed: &[bool], uses: &Uses) -> Result<Vec<Lowered>> {
         let mut lowered = Vec::new();
         for (n, node) in self.graph.nodes().iter().enumerate() {
             let types: Vec<_> = node.inputs.iter().map(|&i| &self.graph.value(i).ty).collect();
             if !needed[n] || node.op.layout(&types) != Layout::Compute {
                 continue;
             }
-            let mut lowering = Lowering::new(self.graph, node, used, self.profile);
+            let mut lowering = Lowering::new(self.graph, node, uses, self.profile);
             node.op.lower(&mut lowering)?;
+            self.overwritten.extend(lowering.overwritten);
             lowered.push(Lowered { node: n, dispatches: lowering.dispatches, scratch: lowering.scratch });
         }
         Ok(lowered)
@@ -312,9 +329,10 @@ impl Planner<'_> {
                 for s in &d.operands {
                     match s.operand {
                         Operand::Value(v) => {
-                            let root = Holder::Value(graph.resolve(v).0);
+                            let value = self.resolve(v).0;
+                            let root = Holder::Value(value);
                             if !leaves.contains_key(&root) {
-                                touch(root, step, graph.value(graph.resolve(v).0).ty.bytes().max(4));
+                                touch(root, step, graph.value(value).ty.bytes().max(4));
                             }
                         }
                         Operand::Scratch(index) => {
@@ -326,7 +344,7 @@ impl Planner<'_> {
             }
         }
         for &id in self.outputs {
-            if let Some(life) = lifetimes.get_mut(&Holder::Value(graph.resolve(id).0)) {
+            if let Some(life) = lifetimes.get_mut(&Holder::Value(self.resolve(id).0)) {
                 life.output = true;
             }
         }
@@ -444,7 +462,7 @@ impl Planner<'_> {
         for s in &d.operands {
             let (holder, start, len) = match s.operand {
                 Operand::Value(v) => {
-                    let (root, start) = self.graph.resolve(v);
+                    let (root, start) = self.resolve(v);
                     (Holder::Value(root), start, self.graph.value(v).ty.shape.elements())
                 }
                 Operand::Scratch(index) => {

@@ -49,7 +49,7 @@ pub(super) fn excerpts(op: &Product, inputs: &[&Tensor64], rng: &mut Rng) -> Vec
     if op.bias {
         parts.push(Tensor64::from_fn([n], |i| inputs[2].data[columns[i]]));
     }
-    if op.residual {
+    if op.extra.is_some() {
         parts.push(gathered(inputs[2 + op.bias as usize], &out, m, n));
     }
     let at = Strided {
@@ -65,10 +65,8 @@ pub(super) fn excerpts(op: &Product, inputs: &[&Tensor64], rng: &mut Rng) -> Vec
         shape: [batch[0], batch[1], m, n].into(),
         alpha: s.alpha,
     };
-    let results = 1 + op.saves_pre() as usize;
-    vec![Excerpt {
-        op: Box::new(Product { at, bias: op.bias, activation: op.activation, residual: op.residual }),
-        inputs: parts,
-        places: (0..results).map(|i| Some((i, out.clone()))).collect(),
-    }]
+    let mut places = vec![Some((0, out.clone()))];
+    places.extend(op.saves_pre().then(|| Some((1, out))));
+    places.extend(op.sums.then(|| Some((1, columns))));
+    vec![Excerpt { op: Box::new(Product { at, ..*op }), inputs: parts, places }]
 }

@@ -2,9 +2,10 @@
 
 use super::super::lib_wgsl;
 use super::super::params::params;
-use super::{Form, Product, View};
+use super::{Extra, Form, Product, View};
 use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
+use crate::ops::column_sum;
 use crate::ops::elementwise::Activation;
 use crate::profile::DeviceClass;
 use crate::{Result, TensorType};
@@ -15,7 +16,8 @@ pub(in crate::ops) const PACK: &str = include_str!("../../../shaders/matmul_pack
 pub(in crate::ops) const TILE: &str = include_str!("../../../shaders/matmul_tile.wgsl");
 pub(in crate::ops) const VECTOR: &str = include_str!("../../../shaders/matmul_vector.wgsl");
 const PRE: &str = include_str!("../../../shaders/matmul_pre.wgsl");
-const NO_PRE: &str = include_str!("../../../shaders/matmul_no_pre.wgsl");
+const SUMS: &str = include_str!("../../../shaders/matmul_sums.wgsl");
+const ONE: &str = include_str!("../../../shaders/matmul_one.wgsl");
 
 type Constants = Vec<(&'static str, Const)>;
 
@@ -151,6 +153,8 @@ struct Lower<'a> {
     /// `elem`, which out is written by, is vec4<f32>.
     vec4: bool,
     pre: bool,
+    /// The sums of the columns of B are wanted.
+    sums: bool,
 }
 
 pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
@@ -168,7 +172,11 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
         b: factor(1, s.b, s.form_b == Form::Plain, s.n),
         vec4: s.n.is_multiple_of(4) && aligned(&s.out, s.m, s.batch, l.output_type(0)),
         pre: op.saves_pre() && l.output_used(1),
+        sums: op.sums && l.output_used(1),
     };
+    if it.sums && !l.output_used(0) {
+        return column_sum::push_all(l, l.input(1), l.output(1), [s.k, s.n]);
+    }
     if !op.covers() {
         it.push_zero(l)?;
     }
@@ -208,7 +216,8 @@ impl Lower<'_> {
         let b_along_k = b.read == Read::AlongK;
         let splits = self.splits(tiles_m * tiles_n, 8);
         // What is costly to compile or reads memory for each element.
-        let later = self.op.residual || !matches!(self.op.activation, Activation::None | Activation::Relu);
+        let later =
+            self.op.extra.is_some() || !matches!(self.op.activation, Activation::None | Activation::Relu);
         let constants = vec![
             ("b_elem", Const::Alias("vec4<f32>")),
             ("LANES", Const::U32(lanes)),
@@ -302,7 +311,9 @@ impl Lower<'_> {
         let b_along_k = read_b == Read::AlongK;
         let mut constants =
             vec![("b_elem", Const::Alias(elem(it.vec4))), ("B_ALONG_K", Const::Bool(b_along_k))];
-        let variant = portable_variant(s.m, s.n, s.batch[0] * s.batch[1], 4 / width);
+        // The kernel for a few rows does not sum columns.
+        let rows = if self.sums { s.m.max(5) } else { s.m };
+        let variant = portable_variant(rows, s.n, s.batch[0] * s.batch[1], 4 / width);
         let (name, text, read_a, tile, requires) = match variant {
             Portable::Tile { tx, ty, rm, rn, slab } => {
                 let read_a = self.a.read(s.k);
@@ -371,10 +382,12 @@ impl Lower<'_> {
         let split = splits > 1;
         let k_chunk = if split { s.k.div_ceil(splits).next_multiple_of(4) } else { s.k };
         let out = l.output(0);
+        // The sums of columns are one more row of a slice.
+        let rows = s.m + self.sums as usize;
         // Slices of a split k are an outer batch of dense matrices.
         let (dest, at, outer) = if split {
-            let slice = View { start: 0, row: s.n, batch: [s.m * s.n, 0] };
-            (l.scratch(splits * s.m * s.n), slice, splits)
+            let slice = View { start: 0, row: s.n, batch: [rows * s.n, 0] };
+            (l.scratch(splits * rows * s.n), slice, splits)
         } else {
             (out, s.out, s.batch[0])
         };
@@ -432,7 +445,7 @@ impl Lower<'_> {
         if !split {
             return Ok(());
         }
-        let count = s.m * s.n / unit;
+        let count = rows * s.n / unit;
         let params = Params {
             count: count as u32,
             alpha: s.alpha as f32,
@@ -445,7 +458,7 @@ impl Lower<'_> {
             operands: self.operands(l, dest, dest, out, true),
             params: params.bytes(),
             groups: l.groups_1d(count.div_ceil(64))?,
-            flops: (splits * s.m * s.n) as u64,
+            flops: (splits * rows * s.n) as u64,
         };
         l.push(dispatch);
         Ok(())
@@ -489,14 +502,18 @@ impl Lower<'_> {
         [
             if self.vec4 { lib_wgsl::ELEM_VEC4 } else { lib_wgsl::ELEM_F32 },
             lib_wgsl::ACTIVATION,
-            if self.pre && last { PRE } else { NO_PRE },
+            match (self.pre && last, self.sums && last) {
+                (true, _) => PRE,
+                (_, true) => SUMS,
+                _ => ONE,
+            },
         ]
     }
 
     fn bindings(&self, last: bool) -> Vec<Access> {
         let out = if self.op.covers() || !last { Access::Write } else { Access::Update };
         let mut bindings = vec![Access::Read, Access::Read, Access::Read, Access::Read, out];
-        if self.pre && last {
+        if (self.pre || self.sums) && last {
             bindings.push(Access::Write);
         }
         bindings
@@ -505,9 +522,9 @@ impl Lower<'_> {
     /// What is bound; B stands in for an absent bias or residual, which is not read then.
     fn operands(&self, l: &Lowering, a: Operand, b: Operand, out: Operand, last: bool) -> Vec<Slice> {
         let bias = if self.op.bias && last { l.input(2) } else { b };
-        let residual = if self.op.residual && last { l.input(2 + self.op.bias as usize) } else { b };
+        let residual = if self.op.extra.is_some() && last { l.input(2 + self.op.bias as usize) } else { b };
         let mut operands = vec![a, b, bias, residual, out];
-        if self.pre && last {
+        if (self.pre || self.sums) && last {
             operands.push(l.output(1));
         }
         operands.into_iter().map(Slice::from).collect()
@@ -516,10 +533,15 @@ impl Lower<'_> {
     /// The constants of the epilogue; a pass before the last has none.
     fn epilogue(&self, last: bool) -> Constants {
         let act = if last { self.op.activation } else { Activation::None };
+        let extra = self.op.extra.filter(|_| last);
+        let slope = if let Some(Extra::Slope(act)) = extra { act } else { Activation::None };
         vec![
             ("BIAS", Const::Bool(self.op.bias && last)),
-            ("RESIDUAL", Const::Bool(self.op.residual && last)),
+            ("RESIDUAL", Const::Bool(extra == Some(Extra::Added))),
             ("ACTIVATION", Const::U32(act.code())),
+            ("SLOPE", Const::U32(slope.code())),
+            ("SUMS", Const::Bool(self.sums)),
+            ("SPLIT", Const::Bool(!last)),
         ]
     }
 }
