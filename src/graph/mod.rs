@@ -12,6 +12,7 @@ pub use interpret::{Interpreter, argsort, to_host};
 use crate::kernel::{Dispatch, Operand};
 use crate::profile::DeviceProfile;
 use crate::rng::Rng;
+use crate::tuning::{Query, Variant};
 use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
 use std::fmt;
 use std::ops::Range;
@@ -179,6 +180,8 @@ pub struct Lowering<'a> {
     pub profile: &'a DeviceProfile,
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) scratch: Vec<usize>,
+    /// The variants that were chosen, each with the number of dispatches before it.
+    pub(crate) choices: Vec<(usize, Query, &'static Variant)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -188,7 +191,8 @@ impl<'a> Lowering<'a> {
         used: &'a [bool],
         profile: &'a DeviceProfile,
     ) -> Self {
-        Lowering { graph, node, used, profile, dispatches: Vec::new(), scratch: Vec::new() }
+        let (dispatches, scratch, choices) = (Vec::new(), Vec::new(), Vec::new());
+        Lowering { graph, node, used, profile, dispatches, scratch, choices }
     }
 
     /// The type of input `i`.
@@ -230,6 +234,13 @@ impl<'a> Lowering<'a> {
     /// Appends a dispatch.
     pub fn push(&mut self, dispatch: Dispatch) {
         self.dispatches.push(dispatch);
+    }
+
+    /// The variant for the dispatches that follow, by the device's table.
+    pub(crate) fn choose(&mut self, query: Query) -> Result<&'static Variant> {
+        let variant = self.profile.tuning.choose(self.profile, &query)?;
+        self.choices.push((self.dispatches.len(), query, variant));
+        Ok(variant)
     }
 
     /// Workgroup counts for `n` groups in a row, folded into y where x would be too large. The shader takes
@@ -406,7 +417,7 @@ impl Graph {
         }
     }
 
-    fn add_shared(&mut self, op: Arc<dyn Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+    pub(crate) fn add_shared(&mut self, op: Arc<dyn Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
         let scope = self.scope();
         let place = |op: &Arc<dyn Op>| {
             if scope.is_empty() { op.name().to_string() } else { format!("{scope}.{}", op.name()) }
