@@ -1,10 +1,15 @@
 //! Which variant of a kernel computes what, as data: named variants a family, and rules that choose among them by the
 //! device and by shapes. Lowering asks the [`Tuning`] of a [`DeviceProfile`]; nothing here knows a kernel's text.
 //!
-//! The shipped rules are constants of this crate; a host may put rules of its own before them. Nothing is measured, and
-//! nothing changes, by itself.
+//! The shipped rules are constants of this crate. A file of measurements on one adapter (`wgformer tune`) puts rules of
+//! its own before them; nothing is measured, and nothing changes, by itself.
 
+#[cfg(any(feature = "bench", feature = "import"))]
+mod file;
 mod table;
+
+#[cfg(any(feature = "bench", feature = "import"))]
+pub use file::{MAX_FILE_BYTES, Measured, TuningFile};
 
 use crate::profile::{DeviceClass, DeviceProfile};
 use crate::{Error, Result};
@@ -312,6 +317,12 @@ impl Tuning {
         Tuning { own: Arc::new([one(variant, "", ALL)]) }
     }
 
+    /// This variant for exactly this work.
+    #[cfg(feature = "bench")]
+    pub(crate) fn only(variant: &'static Variant, query: &Query) -> Tuning {
+        Tuning { own: Arc::new([one(variant, query.kernel, query.shape.map(|size| [size, size]))]) }
+    }
+
     /// Whether it is what this crate ships.
     pub fn is_shipped(&self) -> bool {
         self.own.is_empty()
@@ -356,6 +367,8 @@ pub struct Choice {
 
 /// The adapter that measurements are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(any(feature = "bench", feature = "import"), derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(any(feature = "bench", feature = "import"), serde(deny_unknown_fields))]
 pub struct AdapterKey {
     /// The adapter's name.
     pub name: String,
