@@ -6,6 +6,8 @@
 // Constants: COLUMNS, SLICES, ROWS, ALONG_K: neighbours take steps of k; B_ALONG_K: B is [N, K] and read by vec4<f32>
 // along k, a step being four k. tile_m counts ROWS rows.
 
+const TERMS = ROWS + select(0u, 1u, SUMS); // sums of an invocation: its rows, and the column of B itself
+
 var<workgroup> sums: array<elem, SLICES * COLUMNS>;
 
 fn a_at(start: u32, row: u32, k: u32) -> f32 {
@@ -25,7 +27,7 @@ fn vector(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
     let column = work.tile_n * COLUMNS + own;
     let safe = min(column, params.n - 1u);
     let row0 = work.tile_m * ROWS;
-    var acc: array<elem, ROWS>;
+    var acc: array<elem, TERMS>;
     if B_ALONG_K {
         for (var k = work.k_first + 4u * slice; k < work.k_end; k += 4u * SLICES) {
             let at = work.b + safe * ELEM * params.b_column + k / 4u;
@@ -44,23 +46,31 @@ fn vector(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
     } else {
         for (var k = work.k_first + slice; k < work.k_end; k += SLICES) {
             let v = b[work.b + safe * params.b_column + k * params.b_k];
+            if SUMS {
+                acc[TERMS - 1u] += v;
+            }
             for (var i = 0u; i < ROWS; i++) {
                 let x = elem(a_at(work.a, min(row0 + i, params.m - 1u), k));
                 acc[i] = fma(x, v, acc[i]);
             }
         }
     }
-    for (var i = 0u; i < ROWS; i++) {
+    for (var i = 0u; i < TERMS; i++) {
         workgroupBarrier();
         sums[slice * COLUMNS + own] = acc[i];
         workgroupBarrier();
         let row = row0 + i;
-        if slice == 0u && column < params.n && row < params.m {
+        let ends = select(work.tile_m == 0u, row < params.m, i < ROWS);
+        if slice == 0u && column < params.n && ends {
             var sum = sums[own];
             for (var s = 1u; s < SLICES; s++) {
                 sum += sums[s * COLUMNS + own];
             }
-            finish(sum, work.out + row * params.out_row + column, column);
+            if i < ROWS {
+                finish(sum, work.out + row * params.out_row + column, column);
+            } else {
+                finish_column_sum(sum, work.out, column);
+            }
         }
     }
 }

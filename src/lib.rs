@@ -94,6 +94,7 @@ pub mod testing;
 pub mod text;
 pub mod train;
 mod transformer;
+pub mod tuning;
 pub mod verify;
 
 pub use error::{Error, ErrorKind, Result};

@@ -1,5 +1,7 @@
 //! What lowering knows of a device: plain data, made by `gpu`, or by hand to plan for a device that is not here.
 
+use crate::tuning::Tuning;
+
 /// The class of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceClass {
@@ -67,6 +69,8 @@ pub struct DeviceProfile {
     pub max_binding_bytes: u64,
     /// Bytes of one buffer.
     pub max_buffer_bytes: u64,
+    /// What chooses among the variants of kernels that the device can run.
+    pub tuning: Tuning,
 }
 
 impl DeviceProfile {
@@ -84,6 +88,7 @@ impl DeviceProfile {
             max_groups: 65535,
             max_binding_bytes: 128 << 20,
             max_buffer_bytes: 256 << 20,
+            tuning: Tuning::default(),
         }
     }
 

@@ -133,7 +133,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn every_verb_has_help_with_examples() {
     let here = Path::new(".");
-    for verb in ["info", "train", "translate", "plan", "check"] {
+    for verb in ["info", "train", "translate", "plan", "check", "tune"] {
         let help = text(&succeeds(run(here, &[verb, "--help"])).stdout);
         assert!(help.contains("Examples:") && help.contains(&format!("wgformer {verb}")), "{help}");
     }
@@ -677,4 +677,130 @@ fn plans_are_printed_with_a_summary() {
     let said = text(&succeeds(run(here, &arguments)).stdout);
     assert!(said.contains("encoding") && said.contains("a step of decoding"), "{said}");
     fails(here, &["plan", "--model", model, "--source", "1000"], &["source"]);
+}
+
+/// A model whose kernels are measured in seconds.
+const MEASURED: &[&str] = &[
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--feed-forward",
+    "32",
+    "--source-vocabulary",
+    "20",
+    "--target-vocabulary",
+    "20",
+    "--rows",
+    "2",
+    "--source",
+    "5",
+    "--target",
+    "4",
+];
+
+#[test]
+fn what_was_tuned_is_used_where_it_was_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let tuned = succeeds(run(here, &[&["tune", "--seconds", "3", "--out", "t.json"], MEASURED].concat()));
+    assert!(text(&tuned.stdout).contains("| shipped"), "{}", text(&tuned.stdout));
+    assert!(text(&tuned.stderr).contains("measured in"), "{}", text(&tuned.stderr));
+    assert_eq!(names(here), ["t.json"]);
+    let path = here.join("t.json");
+    let file = wgformer::tuning::TuningFile::read(&path).unwrap();
+    assert!(!file.measured.is_empty());
+
+    let plan = |tuning: &'static str| [&["plan", "--tuning", tuning], MEASURED].concat();
+    let used = succeeds(run(here, &plan("t.json")));
+    assert_eq!(text(&used.stderr), "tuning: t.json\n");
+    let shipped = succeeds(run(here, &plan("shipped")));
+    assert_eq!(text(&shipped.stderr), "");
+    let said = text(&succeeds(run(here, &["info", "--tuning", "t.json"])).stdout);
+    assert!(said.contains("tuning            t.json"), "{said}");
+
+    fails(here, &plan("missing.json"), &["missing.json: there is no such file"]);
+    replace(&path, &format!("\"name\": {:?}", file.adapter.name), "\"name\": \"another card\"");
+    fails(here, &plan("t.json"), &["t.json: measured on another card", &file.adapter.name, "wgformer tune"]);
+    let said = text(&succeeds(run(here, &["info", "--tuning", "t.json"])).stdout);
+    assert!(said.contains("shipped, since t.json: measured on another card"), "{said}");
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    for verb in ["plan", "check", "translate", "train"] {
+        let model: &[&str] = if verb == "train" { &["--task", "dates", "--model", "m"] } else { &[] };
+        let arguments = [&[verb, "--tuning", "t.json"], model].concat();
+        fails(here, &arguments, &["t.json: no tuning of wgformer: "]);
+    }
+    fails(
+        here,
+        &["bench", "run", "--quick", "copy", "--tuning", "t.json"],
+        &["t.json: no tuning of wgformer: "],
+    );
+}
+
+#[test]
+fn what_was_tuned_without_a_file_is_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let at_home = |arguments: &[&str]| {
+        let mut command = wgformer();
+        for name in ["XDG_CACHE_HOME", "HOME", "LOCALAPPDATA"] {
+            command.env(name, folder.path());
+        }
+        succeeds(command.current_dir(folder.path()).args(arguments).output().unwrap())
+    };
+    let none: serde_json::Value = serde_json::from_slice(&at_home(&["info", "--json"]).stdout).unwrap();
+    assert!(none[0]["tuning"].is_null() && none[0]["tuning_problem"].is_null(), "{none}");
+    let tuned = at_home(&[&["tune", "--seconds", "1"], MEASURED].concat());
+    let said = text(&tuned.stderr);
+    let path = said.lines().last().and_then(|line| line.split_once(" shipped: ")).unwrap().1;
+    assert!(Path::new(path).starts_with(folder.path()), "{said}");
+    let plan = [&["plan"], MEASURED].concat();
+    assert_eq!(text(&at_home(&plan).stderr), format!("tuning: {path}\n"));
+    let shipped = [&plan[..], &["--tuning", "shipped"]].concat();
+    assert_eq!(text(&at_home(&shipped).stderr), "");
+    // Nobody asked for this one: it is said, and the shipped variants are used.
+    fs::write(path, "{").unwrap();
+    let broken = at_home(&plan);
+    assert!(text(&broken.stderr).contains("not used; run `wgformer tune` again"), "{}", text(&broken.stderr));
+    assert_eq!(broken.stdout, at_home(&shipped).stdout);
+}
+
+#[test]
+fn a_tuning_that_cannot_be_written_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let tune = |more: &'static [&'static str]| [&["tune"], MEASURED, more].concat();
+    fails(folder.path(), &tune(&["--out", "nowhere/t.json"]), &["there is no folder nowhere"]);
+    fails(folder.path(), &tune(&["--out", "."]), &["is a folder"]);
+    fails(folder.path(), &tune(&["--checked"]), &["--checked slows kernels down"]);
+    fails(folder.path(), &tune(&["--tuning", "t.json"]), &["--tuning has no use here"]);
+    fails(folder.path(), &tune(&["--out", "t.json", "--model", "m"]), &["m"]);
+    assert!(names(folder.path()).is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_tuning_without_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = wgformer()
+        .current_dir(folder.path())
+        .args(["tune", "--seconds", "600", "--out", "t.json", "--preset", "small"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("tuning ") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "no progress was reported");
+    }
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest}");
+    assert!(rest.ends_with("interrupted: nothing was saved\n"), "{rest}");
+    assert!(names(folder.path()).is_empty());
 }

@@ -265,8 +265,13 @@ impl Ready {
             let limit = "the memory of the device";
             return Err(Error::Limit { limit, needed: bytes, allowed, tensor: "the whole".to_string() });
         }
-        let first = plan.steps.iter().position(|step| step.node >= body.first);
-        let steps = first.unwrap_or(plan.steps.len())..plan.steps.len();
+        let steps = match &body.only {
+            Some(query) => plan.choices.iter().find(|c| c.query == *query).map_or(0..0, |c| c.steps.clone()),
+            None => {
+                let first = plan.steps.iter().position(|step| step.node >= body.first);
+                first.unwrap_or(plan.steps.len())..plan.steps.len()
+            }
+        };
         describe(row, work, &body, &plan, steps.clone());
 
         let inputs = body.inputs(settings.seed);
@@ -326,6 +331,13 @@ impl Ready {
         Ok(())
     }
 
+    /// What is wrong with the results after samples, where runs change nothing, so that they must be what was verified.
+    pub fn still_right(&mut self) -> Result<Option<String>> {
+        let Some(right) = &mut self.right else { return Ok(None) };
+        self.executors.iter().try_for_each(|e| right.compare_outputs(e))?;
+        Ok(right.troubles.first().map(|trouble| format!("after the samples: {trouble}")))
+    }
+
     /// One sample, in nanoseconds for a repetition.
     pub fn sample(&mut self, gpu: &Gpu, work: &Work, settings: &Settings, repetitions: u64) -> Result<f64> {
         let nanos = |time: Duration, by: u64| time.as_secs_f64() * 1e9 / by as f64;
@@ -359,14 +371,14 @@ impl Ready {
 }
 
 impl Body {
-    fn inputs(&self, seed: u64) -> Vec<HostTensor> {
+    pub fn inputs(&self, seed: u64) -> Vec<HostTensor> {
         let mut rng = Rng::new(seed);
         self.given.iter().map(|(id, fill)| fill.make(&self.graph.value(*id).ty, &mut rng)).collect()
     }
 }
 
 /// An executor with a memory of its own.
-fn executor(gpu: &Gpu, body: &Body, plan: Plan, inputs: &[HostTensor]) -> Result<Executor> {
+pub(super) fn executor(gpu: &Gpu, body: &Body, plan: Plan, inputs: &[HostTensor]) -> Result<Executor> {
     let mut executor = gpu.executor(plan, &Memory::new(gpu))?;
     for ((id, _), tensor) in body.given.iter().zip(inputs).filter(|((id, _), _)| !is_state(&body.graph, *id))
     {
@@ -488,14 +500,14 @@ fn sample(
     for ((i, ready), course) in waiting.iter_mut().zip(courses) {
         let Some(c) = course else { continue };
         let row = &mut rows[*i];
-        // Where runs change nothing, the last of them must have left what was verified before the first.
-        if let Some(right) = &mut ready.right {
-            if let Err(e) = ready.executors.iter().try_for_each(|e| right.compare_outputs(e)) {
-                fail(gpu, row, e)?;
+        match ready.still_right() {
+            Ok(None) => {}
+            Ok(Some(trouble)) => {
+                wrong(row, trouble);
                 continue;
             }
-            if let Some(trouble) = right.troubles.first() {
-                wrong(row, format!("after the samples: {trouble}"));
+            Err(e) => {
+                fail(gpu, row, e)?;
                 continue;
             }
         }
@@ -516,7 +528,7 @@ fn sample(
 impl Ready {
     /// Runs until two samples in a row agree to a twentieth, or time is over: the time of a repetition in nanoseconds, and
     /// the repetitions that a sample needs.
-    fn warm_up(&mut self, gpu: &Gpu, work: &Work, settings: &Settings) -> Result<(f64, u64)> {
+    pub fn warm_up(&mut self, gpu: &Gpu, work: &Work, settings: &Settings) -> Result<(f64, u64)> {
         if work.timing == Timing::Cold {
             return Ok((self.first_run.as_secs_f64() * 1e9, 1));
         }

@@ -9,6 +9,7 @@ mod list;
 mod measure;
 mod result;
 pub mod stats;
+mod tune;
 mod work;
 
 pub use compare::{Compared, Comparison, Pair, Side, Verdict};
@@ -20,6 +21,7 @@ pub use result::{
     Status, Verified,
 };
 
+pub use tune::{TuneProgress, TuneRow, TuneSettings, Tuned, tune};
 pub use work::Work;
 
 /// Writes what was made of results, such as a report: a reader finds the whole old file or the whole new one.

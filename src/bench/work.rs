@@ -4,6 +4,7 @@ use super::result::{Clock, Pass};
 use crate::graph::{Graph, ValueId};
 use crate::nn::{BatchShape, Objective, Optimizer, Transformer, page_name};
 use crate::rng::Rng;
+use crate::tuning::Query;
 use crate::{DType, Error, HostTensor, Result, Shape, TensorType};
 use std::collections::BTreeMap;
 
@@ -46,6 +47,8 @@ pub(super) struct Body {
     pub given: Vec<(ValueId, Fill)>,
     /// Nodes before it run once and are not timed.
     pub first: usize,
+    /// Only what computes this is timed.
+    pub only: Option<Query>,
 }
 
 impl Body {
@@ -234,6 +237,18 @@ pub(super) fn loss(model: &Transformer, shape: BatchShape, optimizer: Option<&Op
     // The first step of a schedule: lr, 1 / (1 - beta1), 1 / (1 - beta2), scale.
     let schedule = || values(HostTensor::f32([4], vec![1e-4, 10.0, 50.0, 1.0]));
     body.given.extend(io.schedule.map(|id| (id, schedule())));
+    parameters(&mut body, model);
+    Ok(body)
+}
+
+/// What the encoder makes of sentences of full length, and the decoder keeps of it.
+pub(super) fn encode(model: &Transformer, shape: BatchShape) -> Result<Body> {
+    let io = model.encode_graph(shape)?;
+    let mut body = Body { graph: io.graph, ..Default::default() };
+    body.given = vec![
+        (io.source, Fill::Below(model.config().source_vocabulary as u32)),
+        (io.source_lengths, all(shape.rows, shape.source_len)),
+    ];
     parameters(&mut body, model);
     Ok(body)
 }

@@ -1,13 +1,14 @@
 //! `wgformer info`.
 
 use super::Global;
-use super::output::{bytes, print};
+use super::output::{bytes, one_line, print};
 use super::plan::plans;
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::PathBuf;
 use wgformer::gpu::{self, AdapterDescription};
 use wgformer::nn::{BatchShape, TransformerConfig};
 use wgformer::{DeviceClass, DeviceProfile};
@@ -38,12 +39,13 @@ impl Info {
             list.retain(|(number, _)| *number == chosen);
         }
         if self.json {
-            let all: Vec<_> = list.iter().map(|(number, d)| as_json(*number, d)).collect::<Result<_>>()?;
+            let all: Vec<_> =
+                list.iter().map(|(number, d)| as_json(global, *number, d)).collect::<Result<_>>()?;
             return print(&format!("{}\n", serde_json::to_string_pretty(&all)?));
         }
         let mut text = String::new();
         for (number, adapter) in &list {
-            describe(&mut text, *number, adapter)?;
+            describe(global, &mut text, *number, adapter)?;
         }
         print(&text)
     }
@@ -57,8 +59,24 @@ fn class(profile: &DeviceProfile) -> &'static str {
     }
 }
 
-fn describe(text: &mut String, number: usize, d: &AdapterDescription) -> Result<()> {
-    let p = &d.profile;
+/// The profile of an adapter with its tuning, the file that this is from, and why it is none where one was asked for.
+fn tuned(global: &Global, d: &AdapterDescription) -> (DeviceProfile, Option<PathBuf>, Option<String>) {
+    match global.tuning(&d.key()) {
+        Ok(Some((tuning, path))) => (DeviceProfile { tuning, ..d.profile.clone() }, Some(path), None),
+        Ok(None) => (d.profile.clone(), None, None),
+        // A file is of one adapter, and here are all of them.
+        Err(error) => (d.profile.clone(), None, Some(format!("{error:#}"))),
+    }
+}
+
+fn describe(global: &Global, text: &mut String, number: usize, d: &AdapterDescription) -> Result<()> {
+    let (profile, path, problem) = tuned(global, d);
+    let p = &profile;
+    let tuning = match (path, problem) {
+        (Some(path), _) => path.display().to_string(),
+        (None, Some(problem)) => format!("shipped, since {problem}"),
+        (None, None) => "shipped".to_string(),
+    };
     let yes = |x: bool| if x { "yes" } else { "no" };
     writeln!(text, "{number}: {}", d.name)?;
     let subgroups = match (p.subgroups, p.subgroup_size()) {
@@ -79,6 +97,7 @@ fn describe(text: &mut String, number: usize, d: &AdapterDescription) -> Result<
         ("workgroup memory", bytes(p.max_workgroup_bytes.into())),
         ("workgroup size", p.max_invocations.to_string()),
         ("workgroups", format!("{} a dimension", p.max_groups)),
+        ("tuning", one_line(&tuning)),
     ];
     for (name, value) in rows {
         writeln!(text, "   {name:<18}{value}")?;
@@ -90,8 +109,9 @@ fn describe(text: &mut String, number: usize, d: &AdapterDescription) -> Result<
     Ok(())
 }
 
-fn as_json(number: usize, d: &AdapterDescription) -> Result<serde_json::Value> {
-    let p = &d.profile;
+fn as_json(global: &Global, number: usize, d: &AdapterDescription) -> Result<serde_json::Value> {
+    let (profile, path, problem) = tuned(global, d);
+    let p = &profile;
     Ok(json!({
         "number": number,
         "name": d.name,
@@ -114,6 +134,8 @@ fn as_json(number: usize, d: &AdapterDescription) -> Result<serde_json::Value> {
             "max_binding_bytes": p.max_binding_bytes,
             "max_buffer_bytes": p.max_buffer_bytes,
         },
+        "tuning": path.map(|path| path.display().to_string()),
+        "tuning_problem": problem,
         "kernels": kernels(p)?,
     }))
 }

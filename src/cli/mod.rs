@@ -13,8 +13,10 @@ mod shipped;
 mod stop;
 mod train;
 mod translate;
+mod tune;
 
 use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Train and run encoder-decoder Transformers on any GPU.
@@ -49,6 +51,10 @@ struct Global {
     /// Check bounds in all kernels, slower
     #[arg(long, global = true, help_heading = "Device")]
     checked: bool,
+    /// What chooses among the variants of kernels: a file of `wgformer tune`, or `shipped` [default: what `wgformer tune`
+    /// wrote for this adapter and driver, else shipped]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Device")]
+    tuning: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -65,6 +71,8 @@ enum Verb {
     Check(check::Check),
     /// Compare results of the benchmark
     Bench(bench::Bench),
+    /// Measure which variants of kernels are the fastest here, for a model
+    Tune(Box<tune::Tune>),
 }
 
 pub fn main() -> ExitCode {
@@ -83,6 +91,7 @@ pub fn main() -> ExitCode {
         Verb::Plan(plan) => plan.run(&cli.global),
         Verb::Check(check) => check.run(&cli.global),
         Verb::Bench(bench) => bench.run(&cli.global),
+        Verb::Tune(tune) => tune.run(&cli.global),
     });
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,

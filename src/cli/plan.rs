@@ -7,11 +7,11 @@ use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
 use std::path::PathBuf;
+use wgformer::DeviceProfile;
 use wgformer::model::{Folder, ModelConfig};
 use wgformer::nn::{BatchShape, Objective, Optimizer, Transformer, TransformerConfig};
 use wgformer::ops::optimizer::AdamSettings;
 use wgformer::plan::Plan;
-use wgformer::{DeviceProfile, gpu};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,7 +52,7 @@ impl PlanArgs {
         };
         let profile = match self.portable {
             true => DeviceProfile::portable(),
-            false => gpu::request(&global.request()?)?.profile().clone(),
+            false => global.gpu()?.profile().clone(),
         };
         let shape = BatchShape { rows: self.rows, source_len: self.source, target_len: self.target };
         let mut text = String::new();

@@ -39,7 +39,7 @@ pub struct Interrupted;
 
 impl std::fmt::Display for Interrupted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("interrupted before the first step: nothing was saved")
+        f.write_str("interrupted: nothing was saved")
     }
 }
 

@@ -30,6 +30,7 @@ pub use wait::Running;
 use crate::kernel::{Access, Kernel};
 use crate::plan::{ALIGN_BYTES, Plan};
 use crate::profile::DeviceProfile;
+use crate::tuning::{AdapterKey, Tuning};
 use crate::{Error, Result};
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -43,6 +44,8 @@ use wait::Watch;
 pub struct Gpu {
     shared: Arc<Shared>,
     checked: bool,
+    /// The profile, with another table of variants than the shipped one.
+    tuned: Option<Arc<DeviceProfile>>,
 }
 
 /// What the checked and the unchecked side of a device have in common.
@@ -322,17 +325,35 @@ impl Gpu {
             watch: watch.unwrap_or_default(),
             timeout: Mutex::new(wait::TIMEOUT),
         };
-        Ok(Gpu { shared: Arc::new(shared), checked: false })
+        Ok(Gpu { shared: Arc::new(shared), checked: false, tuned: None })
     }
 
     /// What lowering needs to know of the device.
     pub fn profile(&self) -> &DeviceProfile {
-        &self.shared.profile
+        self.tuned.as_deref().unwrap_or(&self.shared.profile)
+    }
+
+    /// The same device, whose plans have the variants of kernels that this table chooses. Results differ within what
+    /// rounding allows.
+    pub fn tuned(&self, tuning: Tuning) -> Gpu {
+        let profile = DeviceProfile { tuning, ..self.shared.profile.clone() };
+        Gpu { tuned: Some(Arc::new(profile)), ..self.clone() }
+    }
+
+    /// What measurements on this adapter are known by.
+    pub fn adapter_key(&self) -> AdapterKey {
+        let info = &self.shared.info;
+        AdapterKey {
+            name: info.name.clone(),
+            backend: self.backend(),
+            driver: info.driver.clone(),
+            driver_version: info.driver_info.clone(),
+        }
     }
 
     /// The same device with (or without) runtime checks in its kernels: bounds, divisors, zeroed workgroup memory.
     pub fn checked(&self, checked: bool) -> Gpu {
-        Gpu { shared: self.shared.clone(), checked }
+        Gpu { checked, ..self.clone() }
     }
 
     /// The adapter's name.

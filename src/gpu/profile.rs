@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::plan::Plan;
 use crate::profile::{DeviceClass, DeviceProfile, Limit};
+use crate::tuning::Tuning;
 
 fn class(kind: wgpu::DeviceType) -> DeviceClass {
     match kind {
@@ -38,6 +39,7 @@ pub(super) fn from(
         max_groups: limits.max_compute_workgroups_per_dimension,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_buffer_bytes: limits.max_buffer_size,
+        tuning: Tuning::default(),
     }
 }
 

@@ -4,6 +4,7 @@ use super::compile::Helpers;
 use super::wait::Watch;
 use super::{Gpu, profile_of, required_features};
 use crate::profile::{DeviceClass, DeviceProfile};
+use crate::tuning::AdapterKey;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -49,6 +50,18 @@ impl Backend {
             Backend::Metal => wgpu::Backends::METAL,
             Backend::Dx12 => wgpu::Backends::DX12,
             Backend::Gl => wgpu::Backends::GL,
+        }
+    }
+}
+
+impl AdapterDescription {
+    /// What measurements on this adapter are known by.
+    pub fn key(&self) -> AdapterKey {
+        AdapterKey {
+            name: self.name.clone(),
+            backend: self.backend.to_string(),
+            driver: self.driver.clone(),
+            driver_version: self.driver_info.clone(),
         }
     }
 }

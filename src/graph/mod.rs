@@ -12,6 +12,7 @@ pub use interpret::{Interpreter, argsort, to_host};
 use crate::kernel::{Dispatch, Operand};
 use crate::profile::DeviceProfile;
 use crate::rng::Rng;
+use crate::tuning::{Query, Variant};
 use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
 use std::any::Any;
 use std::fmt;
@@ -188,6 +189,8 @@ pub struct Lowering<'a> {
     pub(crate) scratch: Vec<usize>,
     /// Outputs that lie where an input lay.
     pub(crate) overwritten: Vec<(ValueId, ValueId)>,
+    /// The variants that were chosen, each with the number of dispatches before it.
+    pub(crate) choices: Vec<(usize, Query, &'static Variant)>,
 }
 
 /// What of a graph is needed, and until when.
@@ -202,8 +205,8 @@ pub(crate) struct Uses {
 
 impl<'a> Lowering<'a> {
     pub(crate) fn new(graph: &'a Graph, node: &'a Node, uses: &'a Uses, profile: &'a DeviceProfile) -> Self {
-        let (dispatches, scratch, overwritten) = Default::default();
-        Lowering { graph, node, uses, profile, dispatches, scratch, overwritten }
+        let (dispatches, scratch, overwritten, choices) = Default::default();
+        Lowering { graph, node, uses, profile, dispatches, scratch, overwritten, choices }
     }
 
     /// The type of input `i`.
@@ -265,6 +268,13 @@ impl<'a> Lowering<'a> {
     /// Appends a dispatch.
     pub fn push(&mut self, dispatch: Dispatch) {
         self.dispatches.push(dispatch);
+    }
+
+    /// The variant for the dispatches that follow, by the device's table.
+    pub(crate) fn choose(&mut self, query: Query) -> Result<&'static Variant> {
+        let variant = self.profile.tuning.choose(self.profile, &query)?;
+        self.choices.push((self.dispatches.len(), query, variant));
+        Ok(variant)
     }
 
     /// Workgroup counts for `n` groups in a row, folded into y where x would be too large. The shader takes
@@ -449,7 +459,7 @@ impl Graph {
         }
     }
 
-    fn add_shared(&mut self, op: Arc<dyn Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
+    pub(crate) fn add_shared(&mut self, op: Arc<dyn Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
         let scope = self.scope();
         let place = |op: &Arc<dyn Op>| {
             if scope.is_empty() { op.name().to_string() } else { format!("{scope}.{}", op.name()) }

@@ -50,7 +50,7 @@ impl Op for Argmax {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0));
+        let rows = Rows::new(l, "argmax", l.input_type(0))?;
         l.push(Dispatch {
             kernel: Kernel {
                 name: format!("argmax/{}", rows.variant()),

@@ -397,7 +397,8 @@ impl Op for Forward {
         let dummy = q;
         let lengths = x.at.lengths.map_or(dummy, |i| l.input(i).into());
         let seed = x.at.seed.map_or(dummy, |i| l.input(i).into());
-        let (kernel, rows) = x.tiled(["forward", "forward_lanes"], &[R, R, R, R, R, R, W, W], x.n.t, x.n.s);
+        let (entries, bindings) = (["forward", "forward_lanes"], [R, R, R, R, R, R, W, W]);
+        let (kernel, rows) = x.tiled(l, "forward", entries, &bindings, x.n.t, x.n.s)?;
         let groups = l.groups_1d(x.n.batch * x.n.heads * x.n.t.div_ceil(rows))?;
         l.push(Dispatch {
             kernel,
@@ -580,7 +581,8 @@ impl Op for Backward {
         let one = [R, R, R, R, R, R, W];
         let pairs = n.batch * n.heads;
         if l.output_used(0) {
-            let (kernel, rows) = x.tiled(["backward_q", "backward_q_lanes"], &one, n.t, n.s);
+            let entries = ["backward_q", "backward_q_lanes"];
+            let (kernel, rows) = x.tiled(l, "backward_q", entries, &one, n.t, n.s)?;
             push(l, kernel, &[0], pairs * n.t.div_ceil(rows), 2)?;
         }
         let joint = ["backward_kv_joint", "backward_kv_joint_lanes"];
@@ -591,7 +593,7 @@ impl Op for Backward {
             Kind::Cached => return Err(no_gradient()),
         };
         if written.iter().any(|&i| l.output_used(i)) {
-            let (kernel, rows) = x.tiled(entries, bindings, n.s, n.t);
+            let (kernel, rows) = x.tiled(l, "backward_kv", entries, bindings, n.s, n.t)?;
             push(l, kernel, written, pairs * n.s.div_ceil(rows), 3)?;
         }
         if self.0.bias && l.output_used(operands) {

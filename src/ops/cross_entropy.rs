@@ -155,7 +155,7 @@ impl Op for CrossEntropyOp {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0));
+        let rows = Rows::new(l, "cross_entropy", l.input_type(0))?;
         let elements = l.input_type(0).shape.elements() as u64;
         let params =
             Params { rows: rows.rows as u32, ignore: self.0.ignore, smoothing: self.0.smoothing as f32 }
@@ -196,7 +196,7 @@ impl Op for CrossEntropyOp {
         l.push(Dispatch {
             kernel: Kernel {
                 bindings: vec![Access::Read, Access::Read, Access::Write, Access::Write],
-                ..one_group(l.profile, "reduce")
+                ..one_group(l.profile, "reduce")?
             },
             operands: vec![partials.into(), l.input(2).into(), l.output(0).into(), l.output(1).into()],
             params,
@@ -209,9 +209,9 @@ impl Op for CrossEntropyOp {
 
 /// A kernel of one workgroup over all rows, shared out like a row of this length: the number of rows, which changes from
 /// batch to batch, is no part of the kernel.
-fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
-    let lanes = Rows::new(profile, &TensorType::f32([1, 1024]));
-    Kernel {
+fn one_group(profile: &DeviceProfile, entry: &'static str) -> Result<Kernel> {
+    let lanes = Rows::one_group(profile, &TensorType::f32([1, 1024]))?;
+    Ok(Kernel {
         name: format!("cross_entropy/{entry}_{}", lanes.variant()),
         parts: parts([SOURCE, APART].into_iter().chain(lanes.parts())),
         entry,
@@ -219,7 +219,7 @@ fn one_group(profile: &DeviceProfile, entry: &'static str) -> Kernel {
         params: Params::FIELDS,
         constants: lanes.constants(),
         requires: lanes.requires(),
-    }
+    })
 }
 
 /// Input: targets. Output: `[1]`.
@@ -259,7 +259,7 @@ impl Op for CountTargets {
         l.push(Dispatch {
             kernel: Kernel {
                 bindings: vec![Access::Read, Access::Write],
-                ..one_group(l.profile, "count_targets")
+                ..one_group(l.profile, "count_targets")?
             },
             operands: vec![l.input(0).into(), l.output(0).into()],
             params: Params { rows: rows as u32, ignore: self.ignore, smoothing: 0.0 }.bytes(),

@@ -236,7 +236,7 @@ impl Op for LayerNorm {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0)).several();
+        let rows = Rows::new(l, "layer_norm", l.input_type(0))?.several();
         let keep = rows.steps() <= HELD;
         // Where the row does not fit into registers, the sum is read again from h.
         let second = self.residual && (l.output_used(2) || !keep);
@@ -359,7 +359,7 @@ impl Op for Backward {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        let rows = Rows::new(l.profile, l.input_type(0)).several();
+        let rows = Rows::new(l, "layer_norm_backward", l.input_type(0))?.several();
         let mut bindings = vec![Access::Read; 6];
         bindings.extend([Access::Write; 2]);
         let mut kernel = kernel(&rows, "backward", bindings);
@@ -433,7 +433,7 @@ impl Op for ParamsBackward {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let ty = l.input_type(0);
-        let rows = Rows::new(l.profile, ty);
+        let rows = Rows::alone(ty);
         // As many strips as keep the device busy, none shorter than STRIP rows.
         // On lavapipe a sub-group that walks along whole rows is 4 times as fast as one that walks down 8 columns.
         let cpu = l.profile.class == DeviceClass::Cpu;

@@ -3,8 +3,9 @@
 use super::lib_wgsl;
 use crate::graph::Lowering;
 use crate::kernel::{Const, Requires};
-use crate::profile::{DeviceClass, DeviceProfile};
-use crate::{Result, TensorType};
+use crate::profile::DeviceProfile;
+use crate::tuning::{Family, Query, Sizes, Tuning, Variant};
+use crate::{Error, Result, TensorType};
 
 /// How rows are shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +33,41 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// For the rows of `ty` on this device.
-    pub fn new(profile: &DeviceProfile, ty: &TensorType) -> Rows {
+    /// For the rows of `ty`; `kernel` is the name that tuning has for what follows.
+    pub fn new(l: &mut Lowering, kernel: &'static str, ty: &TensorType) -> Result<Rows> {
+        let rows = Rows::alone(ty);
+        let variant = l.choose(rows.query(kernel))?;
+        rows.shared(l.profile, variant)
+    }
+
+    /// One workgroup over all rows, shared out like one row of `ty` wherever that is measured: what a kernel of one
+    /// workgroup does is no part of a tuning.
+    pub fn one_group(profile: &DeviceProfile, ty: &TensorType) -> Result<Rows> {
+        let rows = Rows::alone(ty);
+        let variant = Tuning::default().choose(profile, &rows.query(""))?;
+        rows.shared(profile, variant)
+    }
+
+    /// An invocation a row of `ty`.
+    pub fn alone(ty: &TensorType) -> Rows {
         let (rows, length) = (ty.shape.rows(), ty.shape.last());
         let vec4 = length.is_multiple_of(4);
         let size = if vec4 { length / 4 } else { length };
-        let sharing = sharing(profile, rows, size);
-        Rows { rows, size, vec4, sharing, together: 1 }
+        Rows { rows, size, vec4, sharing: Sharing::Invocation(1), together: 1 }
+    }
+
+    fn query(&self, kernel: &'static str) -> Query {
+        Query::new(Family::Rows, kernel, &[self.rows, self.size, if self.vec4 { 4 } else { 1 }])
+    }
+
+    fn shared(self, profile: &DeviceProfile, variant: &Variant) -> Result<Rows> {
+        let sharing = match (variant.sizes, profile.subgroup_size()) {
+            (Sizes::Invocation(n), _) => Sharing::Invocation(n),
+            (Sizes::OneSubgroup, Some(n)) => Sharing::Subgroup(n),
+            (Sizes::Workgroup(n), _) => Sharing::Workgroup(n.min(profile.max_invocations)),
+            _ => return Err(Error::Internal(format!("rows: {} is no way to share them", variant.name()))),
+        };
+        Ok(Rows { sharing, ..self })
     }
 
     /// Has a sub-group work on several rows, one after another; for kernels that loop over ROWS, and no others.
@@ -116,21 +145,5 @@ impl Rows {
     /// The grid.
     pub fn groups(&self, l: &Lowering) -> Result<[u32; 3]> {
         l.groups_1d(self.rows.div_ceil((self.group() / self.width() * self.together) as usize))
-    }
-}
-
-fn sharing(profile: &DeviceProfile, rows: usize, size: usize) -> Sharing {
-    match (profile.class, profile.subgroup_size()) {
-        // Too short to share. On lavapipe one invocation a row is up to 9 times as fast on rows of 8 floats, twice on 64,
-        // and no faster on 128.
-        (DeviceClass::Cpu, _) if size <= 16 => Sharing::Invocation(64),
-        _ if size <= 8 => Sharing::Invocation(64),
-        (DeviceClass::Cpu, Some(n)) if n <= 16 => Sharing::Subgroup(n),
-        // Barriers cost more than the rest of a row there.
-        (DeviceClass::Cpu, None) if rows >= 64 => Sharing::Invocation(8),
-        _ => {
-            let width = size.div_ceil(2).next_power_of_two().clamp(32, 256) as u32;
-            Sharing::Workgroup(width.min(profile.max_invocations))
-        }
     }
 }

@@ -29,15 +29,16 @@ fn check_f32(name: &str, t: &TensorType) -> Result<()> {
     Ok(())
 }
 
-fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>) -> Result<Dispatch> {
+fn push(l: &mut Lowering, backward: bool, log: bool, operands: Vec<Operand>) -> Result<()> {
     let ty = l.output_type(0);
-    let rows = Rows::new(l.profile, ty).several();
+    let (entry, name) = if backward { ("backward", "softmax_backward") } else { ("forward", "softmax") };
+    let rows = Rows::new(l, name, ty)?.several();
     let chunk = if rows.steps() <= HELD { rows.steps() } else { CHUNK };
     let mut constants = rows.constants();
     constants.extend([("CHUNK", Const::U32(chunk as u32)), ("LOG", Const::Bool(log))]);
     let mut bindings = vec![Access::Read; operands.len() - 1];
     bindings.push(Access::Write);
-    Ok(Dispatch {
+    let dispatch = Dispatch {
         kernel: Kernel {
             name: format!("softmax/{entry}_{}", rows.variant()),
             parts: parts([SOURCE].into_iter().chain(rows.parts())),
@@ -51,7 +52,9 @@ fn dispatch(l: &Lowering, entry: &'static str, log: bool, operands: Vec<Operand>
         params: Params { rows: rows.rows as u32 }.bytes(),
         groups: rows.groups(l)?,
         flops: 5 * ty.shape.elements() as u64,
-    })
+    };
+    l.push(dispatch);
+    Ok(())
 }
 
 /// y = exp(x) / sum(exp(x)) over each row, or its logarithm.
@@ -118,8 +121,8 @@ impl Op for Softmax {
     }
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
-        l.push(dispatch(l, "forward", self.log, vec![l.input(0), l.output(0)])?);
-        Ok(())
+        let operands = vec![l.input(0), l.output(0)];
+        push(l, false, self.log, operands)
     }
 }
 
@@ -182,8 +185,7 @@ impl Op for SoftmaxBackward {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let operands = vec![l.input(0), l.input(1), l.output(0)];
-        l.push(dispatch(l, "backward", self.log, operands)?);
-        Ok(())
+        push(l, true, self.log, operands)
     }
 }
 

@@ -8,6 +8,7 @@ mod print;
 use crate::graph::{Derived, Graph, Layout, Lowering, Role, Uses, ValueId};
 use crate::kernel::{Access, Kernel, Operand};
 use crate::profile::DeviceProfile;
+use crate::tuning::{Choice, Query, Variant};
 use crate::{Error, HostTensor, Result, TensorType};
 use liveness::Lifetime;
 use std::collections::HashMap;
@@ -112,6 +113,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// All parameter blocks.
     pub params: Vec<u8>,
+    /// Where there are variants of kernels, which were chosen.
+    pub choices: Vec<Choice>,
     /// Where values are: inputs, states and fetched outputs before and after a run, all others from the step that
     /// writes them to the last that reads them.
     pub places: HashMap<ValueId, Place>,
@@ -164,6 +167,7 @@ struct Lowered {
     node: usize,
     dispatches: Vec<crate::kernel::Dispatch>,
     scratch: Vec<usize>,
+    choices: Vec<(usize, Query, &'static Variant)>,
 }
 
 /// Something that needs memory for a while.
@@ -205,6 +209,7 @@ impl Planner<'_> {
             kernels: Vec::new(),
             steps: Vec::new(),
             params: Vec::new(),
+            choices: Vec::new(),
             places: HashMap::new(),
             value_bytes,
         };
@@ -262,8 +267,9 @@ impl Planner<'_> {
             }
             let mut lowering = Lowering::new(self.graph, node, uses, self.profile);
             node.op.lower(&mut lowering)?;
-            self.overwritten.extend(lowering.overwritten);
-            lowered.push(Lowered { node: n, dispatches: lowering.dispatches, scratch: lowering.scratch });
+            let Lowering { dispatches, scratch, choices, overwritten, .. } = lowering;
+            self.overwritten.extend(overwritten);
+            lowered.push(Lowered { node: n, dispatches, scratch, choices });
         }
         Ok(lowered)
     }
@@ -384,6 +390,11 @@ impl Planner<'_> {
         let mut params_index: HashMap<Vec<u8>, u32> = HashMap::new();
         for l in lowered {
             let node = &self.graph.nodes()[l.node];
+            let first = plan.steps.len();
+            for (i, &(from, query, variant)) in l.choices.iter().enumerate() {
+                let to = l.choices.get(i + 1).map_or(l.dispatches.len(), |next| next.0);
+                plan.choices.push(Choice { node: l.node, query, variant, steps: first + from..first + to });
+            }
             for d in &l.dispatches {
                 let label = if node.scope.is_empty() {
                     d.kernel.name.clone()

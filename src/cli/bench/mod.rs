@@ -7,6 +7,8 @@ mod report;
 mod run;
 mod sweep;
 
+pub use run::memory;
+
 use super::Global;
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};

@@ -183,7 +183,7 @@ impl Run {
             rows: Vec::new(),
         };
         for request in self.requests(global)? {
-            let gpu = gpu::request(&request)?;
+            let gpu = global.tuned(gpu::request(&request)?)?;
             self.measure(&gpu, request, &mut results)?;
         }
         let text = text(&results, self.output)?;
@@ -230,6 +230,7 @@ impl Run {
             (DeviceClass::Cpu, false) => 260,
             (_, false) => 600,
         };
+        let tuning = gpu.profile().tuning.clone();
         let settings = Settings {
             seed: self.seed,
             rounds: self.repeats.into(),
@@ -238,7 +239,7 @@ impl Run {
             budget: Duration::from_secs(self.budget.unwrap_or(seconds)),
             most_bytes: memory(class),
             change: self.wrong.clone().map(breaking),
-            fresh: Box::new(move || gpu::request(&request)),
+            fresh: Box::new(move || Ok(gpu::request(&request)?.tuned(tuning.clone()))),
         };
         if self.dtype.iter().any(|t| t == "f32") {
             let begin = Instant::now();
@@ -282,7 +283,7 @@ fn left(elapsed: Duration, done: usize, of: usize) -> String {
 
 /// The bytes that a row may take: on a software adapter half of what the system has free, where it tells; a GPU says
 /// itself when it has no more.
-fn memory(class: DeviceClass) -> u64 {
+pub fn memory(class: DeviceClass) -> u64 {
     let free = || {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

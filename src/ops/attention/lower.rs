@@ -6,8 +6,8 @@ use super::{Optional, Sizes, Spec};
 use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::random::Dropout;
-use crate::profile::DeviceClass;
-use crate::{Result, TensorType};
+use crate::tuning::{Family, Query, Sizes as Shares};
+use crate::{Error, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/attention.wgsl");
 pub(in crate::ops) const SOURCE_LANES: &str = include_str!("../../../shaders/attention_lanes.wgsl");
@@ -79,8 +79,6 @@ pub(super) struct Lowered {
     pub extra: Slice,
     mask_batch: usize,
     bias_at: usize,
-    /// The kernels for a sub-group of 8 lanes.
-    lanes: bool,
 }
 
 impl Lowered {
@@ -104,9 +102,7 @@ impl Lowered {
             (Some(i), None) | (None, Some(i)) => (l.input(i), 0),
             (None, None) => (l.input(0), 0),
         };
-        let cpu = l.profile.class == DeviceClass::Cpu && l.profile.subgroup_size() == Some(8);
-        let (extra, lanes) = (extra.into(), cpu && elem == 4);
-        Ok(Lowered { spec: *spec, n, at, elem, extra, mask_batch, bias_at, lanes })
+        Ok(Lowered { spec: *spec, n, at, elem, extra: extra.into(), mask_batch, bias_at })
     }
 
     /// Mask and bias behind each other, so that eight storage bindings suffice.
@@ -169,48 +165,42 @@ impl Lowered {
         if self.spec.settings.causal { all / 2 } else { all }
     }
 
-    /// The tile for a workgroup that owns some of `rows` rows.
-    fn tile(&self, rows: usize) -> Tile {
-        let dv = self.n.head / self.elem;
-        let (nr, nc, ct, dc) = match dv {
-            0..=4 => (16, 4, 4, 4),
-            5..=8 => (8, 8, 4, 8),
-            _ => (8, 8, 2, 16),
-        };
-        // Few rows for short sequences, and where the sums of wide heads would not fit in registers.
-        let most = if dv > 32 && self.elem == 4 { 2 } else { 4 };
-        let rt = rows.div_ceil(nr).next_power_of_two().min(most);
-        Tile { nr, nc, rt, ct, dc }
-    }
-
     /// The kernel that owns some of `owned` rows in each workgroup and walks over `walked` others, and how many it
-    /// owns. `entries`: in `attention.wgsl` and in `attention_lanes.wgsl`.
+    /// owns. `name`: in the table of variants; `entries`: in `attention.wgsl` and in `attention_lanes.wgsl`.
     pub fn tiled(
         &self,
+        l: &mut Lowering,
+        name: &'static str,
         entries: [&'static str; 2],
         bindings: &[Access],
         owned: usize,
         walked: usize,
-    ) -> (Kernel, usize) {
+    ) -> Result<(Kernel, usize)> {
         let dv = self.n.head / self.elem;
-        if self.lanes {
-            let rows = lane_rows(owned, dv);
-            let mut c = self.constants();
-            c.push(("TM", rows));
-            c.push(("KN", if walked > 8 { 2 } else { 1 }));
-            let mut kernel = self.finish(entries[1], bindings, &c);
-            kernel.parts.insert(1, SOURCE_LANES.into());
-            kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
-            return (kernel, rows);
-        }
-        let tile = self.tile(owned);
+        let pairs = self.n.batch * self.n.heads;
+        let shape = [owned, walked, dv, self.elem, pairs];
+        let variant = l.choose(Query::new(Family::Attention, name, &shape))?;
         let mut c = self.constants();
-        c.extend([("NR", tile.nr), ("NC", tile.nc), ("RT", tile.rt), ("CT", tile.ct), ("DC", tile.dc)]);
-        c.extend([("JT", tile.dc / tile.nc), ("NCH", dv.div_ceil(tile.dc))]);
-        let mut kernel = self.finish(entries[0], bindings, &c);
-        kernel.requires.invocations = (tile.nr * tile.nc) as u32;
-        kernel.requires.workgroup_bytes = tile.bytes(self.elem, entries[0] == "forward") as u32;
-        (kernel, tile.rows())
+        match variant.sizes {
+            Shares::Lanes { rows } => {
+                c.push(("TM", rows));
+                c.push(("KN", if walked > 8 { 2 } else { 1 }));
+                let mut kernel = self.finish(entries[1], bindings, &c);
+                kernel.parts.insert(1, SOURCE_LANES.into());
+                kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
+                Ok((kernel, rows))
+            }
+            Shares::Tiled { nr, nc, rt, ct, dc } => {
+                let tile = Tile { nr, nc, rt, ct, dc };
+                c.extend([("NR", nr), ("NC", nc), ("RT", rt), ("CT", ct), ("DC", dc)]);
+                c.extend([("JT", dc / nc), ("NCH", dv.div_ceil(dc))]);
+                let mut kernel = self.finish(entries[0], bindings, &c);
+                kernel.requires.invocations = (nr * nc) as u32;
+                kernel.requires.workgroup_bytes = tile.bytes(self.elem, entries[0] == "forward") as u32;
+                Ok((kernel, tile.rows()))
+            }
+            other => Err(Error::Internal(format!("attention: {other:?} is no variant of it"))),
+        }
     }
 
     /// A kernel without tiles.
@@ -239,17 +229,6 @@ impl Lowered {
     }
 }
 
-/// How many rows a workgroup of `attention_lanes.wgsl` owns. More rows serve more multiply-adds with a load, but cost
-/// compile time (which grows with rows times chunks) and waste where `rows` is no multiple.
-fn lane_rows(rows: usize, dv: usize) -> usize {
-    let most = 64 / dv.div_ceil(8).min(8);
-    // The time a row takes, in percent, measured with D 32 on llvmpipe of Mesa 22.3.6 with AVX-512. With AVX2 the small
-    // ones are worse: D 64 with 16 rows takes twice the time of 32 rows.
-    let costs = [(32, 100), (24, 105), (16, 115), (8, 145)];
-    let fitting = costs.iter().filter(|(tm, _)| *tm <= most);
-    fitting.min_by_key(|(tm, cost)| rows.next_multiple_of(*tm) * cost).map_or(8, |(tm, _)| *tm)
-}
-
 /// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
 fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
     let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
@@ -276,32 +255,14 @@ fn kernel(entry: &'static str, bindings: &[Access], constants: Vec<(&'static str
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Attention, Kind, MAX_HEAD};
     use super::*;
 
     #[test]
     fn tiles_fit() {
-        let x = |head: usize| Lowered {
-            spec: Spec {
-                settings: Attention::new(1),
-                kind: Kind::Qkv,
-                lengths: false,
-                mask: false,
-                bias: false,
-            },
-            n: Sizes { batch: 1, t: 1, s: 1, heads: 1, head },
-            at: Optional { lengths: None, mask: None, bias: None, seed: None },
-            elem: if head.is_multiple_of(4) { 4 } else { 1 },
-            extra: Operand::Scratch(0).into(),
-            mask_batch: 0,
-            bias_at: 0,
-            lanes: false,
-        };
-        for head in 1..=MAX_HEAD {
-            for rows in [1, 8, 9, 17, 1000] {
-                let tile = x(head).tile(rows);
-                assert!(tile.bytes(x(head).elem, true) <= 16384, "{head}: {tile:?}");
-            }
+        for variant in Family::Attention.variants() {
+            let Shares::Tiled { nr, nc, rt, ct, dc } = variant.sizes else { continue };
+            let bytes = Tile { nr, nc, rt, ct, dc }.bytes(4, true);
+            assert!(bytes <= 16384, "{}: {bytes}", variant.name());
         }
     }
 }

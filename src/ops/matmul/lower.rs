@@ -7,8 +7,8 @@ use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::column_sum;
 use crate::ops::elementwise::Activation;
-use crate::profile::DeviceClass;
-use crate::{Result, TensorType};
+use crate::tuning::{Family, Query, Sizes};
+use crate::{Error, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/matmul.wgsl");
 pub(in crate::ops) const SUBGROUP: &str = include_str!("../../../shaders/matmul_subgroup.wgsl");
@@ -69,13 +69,6 @@ params! {
         chunks: u32,
         count: u32,
     }
-}
-
-/// A variant for GPUs, with its sizes.
-#[derive(Clone, Copy, Debug)]
-enum Portable {
-    Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32 },
-    Vector { columns: u32, slices: u32, rows: u32 },
 }
 
 /// How a factor is read: by scalars and any strides, or by vec4 along k or along the other dimension (m or n).
@@ -180,18 +173,25 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
     if !op.covers() {
         it.push_zero(l)?;
     }
-    match (l.profile.class, l.profile.subgroup_size()) {
-        (DeviceClass::Cpu, Some(lanes @ (4 | 8 | 16))) => it.subgroup(l, lanes),
-        _ => it.portable(l),
+    let form = match (s.form_a, s.form_b) {
+        (Form::Plain, Form::Plain) => "NN",
+        (Form::Plain, Form::Transposed) => "NT",
+        (Form::Transposed, Form::Plain) => "TN",
+        (Form::Transposed, Form::Transposed) => "TT",
+    };
+    let query = Query::new(Family::MatMul, form, &[s.m, s.n, s.k, s.batch[0] * s.batch[1]]);
+    let variant = l.choose(query)?;
+    match (variant.sizes, l.profile.subgroup_size()) {
+        (Sizes::Subgroup { tm, tn, groups }, Some(lanes)) => it.subgroup(l, lanes, (tm, tn), groups),
+        (sizes, _) => it.portable(l, sizes),
     }
 }
 
 impl Lower<'_> {
     /// matmul_subgroup.wgsl, with factors brought into tiles where that pays.
-    fn subgroup(&self, l: &mut Lowering, lanes: u32) -> Result<()> {
+    fn subgroup(&self, l: &mut Lowering, lanes: u32, (tm, tn): (u32, u32), groups: usize) -> Result<()> {
         let s = &self.op.at;
         let columns = s.n.div_ceil(4);
-        let (tm, tn) = subgroup_tile(s.m, columns, lanes);
         let tile = (tm as usize, (tn * lanes) as usize);
         let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
         let bytes = 4 * s.k * s.n;
@@ -214,7 +214,7 @@ impl Lower<'_> {
             self.b.in_place(if self.b.across { Read::Across } else { Read::AlongK })
         };
         let b_along_k = b.read == Read::AlongK;
-        let splits = self.splits(tiles_m * tiles_n, 8);
+        let splits = self.splits(tiles_m * tiles_n, groups);
         // What is costly to compile or reads memory for each element.
         let later =
             self.op.extra.is_some() || !matches!(self.op.activation, Activation::None | Activation::Relu);
@@ -301,7 +301,7 @@ impl Lower<'_> {
     }
 
     /// matmul_tile.wgsl, or matmul_vector.wgsl for a few rows.
-    fn portable(&self, l: &mut Lowering) -> Result<()> {
+    fn portable(&self, l: &mut Lowering, sizes: Sizes) -> Result<()> {
         let s = &self.op.at;
         // These read B by the type that they write.
         let read_b = if self.vec4 { self.b.read(s.k) } else { Read::Scalar };
@@ -311,11 +311,10 @@ impl Lower<'_> {
         let b_along_k = read_b == Read::AlongK;
         let mut constants =
             vec![("b_elem", Const::Alias(elem(it.vec4))), ("B_ALONG_K", Const::Bool(b_along_k))];
-        // The kernel for a few rows does not sum columns.
-        let rows = if self.sums { s.m.max(5) } else { s.m };
-        let variant = portable_variant(rows, s.n, s.batch[0] * s.batch[1], 4 / width);
-        let (name, text, read_a, tile, requires) = match variant {
-            Portable::Tile { tx, ty, rm, rn, slab } => {
+        let (name, text, read_a, tile, requires, wanted) = match sizes {
+            Sizes::Tile { tx, ty, rm, rn, slab, groups } => {
+                // Columns of four are four times as many of one.
+                let rn = rn * 4 / width;
                 let read_a = self.a.read(s.k);
                 let along = match read_a {
                     Read::Scalar => 0,
@@ -332,9 +331,9 @@ impl Lower<'_> {
                 ]);
                 let workgroup_bytes = 4 * slab * (ty * rm + 1 + tx * rn * width);
                 let requires = Requires { workgroup_bytes, invocations: tx * ty, ..Default::default() };
-                ("tile", TILE, read_a, (ty * rm, tx * rn), requires)
+                ("tile", TILE, read_a, (ty * rm, tx * rn), requires, groups)
             }
-            Portable::Vector { columns, slices, rows } => {
+            Sizes::Vector { columns, slices, rows } => {
                 constants.extend([
                     ("COLUMNS", Const::U32(columns)),
                     ("SLICES", Const::U32(slices)),
@@ -344,8 +343,9 @@ impl Lower<'_> {
                 let invocations = columns * slices;
                 let workgroup_bytes = 4 * invocations * width;
                 let requires = Requires { workgroup_bytes, invocations, ..Default::default() };
-                ("vector", VECTOR, Read::Scalar, (rows, columns), requires)
+                ("vector", VECTOR, Read::Scalar, (rows, columns), requires, 1)
             }
+            other => return Err(Error::Internal(format!("matmul: {other:?} is no variant of it"))),
         };
         let tile = (tile.0 as usize, tile.1 as usize);
         let tiles = s.m.div_ceil(tile.0) * columns.div_ceil(tile.1);
@@ -356,7 +356,7 @@ impl Lower<'_> {
             b: self.b.in_place(read_b),
             tile,
             columns,
-            splits: if name == "tile" { self.splits(tiles, 64) } else { 1 },
+            splits: self.splits(tiles, wanted),
         };
         it.push_product(l, work, constants, requires)
     }
@@ -563,35 +563,4 @@ struct Work {
 
 fn elem(vec4: bool) -> &'static str {
     if vec4 { "vec4<f32>" } else { "f32" }
-}
-
-/// TM and TN for `m` rows and `columns` columns of four: the pair that wastes least. What a tile computes a second costs
-/// relative to the largest one's was measured on lavapipe (Mesa 22.3.6, 8 lanes, K = 1024).
-fn subgroup_tile(m: usize, columns: usize, lanes: u32) -> (u32, u32) {
-    let waste = |extent: usize, tile: usize| extent.div_ceil(tile) * tile;
-    let rows = [(32, 1.0), (16, 1.27), (8, 2.0), (4, 3.5)];
-    let tm = rows
-        .into_iter()
-        .filter(|&(tm, _)| tm <= m)
-        .min_by(|x, y| (waste(m, x.0) as f64 * x.1).total_cmp(&(waste(m, y.0) as f64 * y.1)))
-        .map_or(m, |(tm, _)| tm);
-    let lanes = lanes as usize;
-    let wide = waste(columns, 2 * lanes) as f64 <= 1.24 * waste(columns, lanes) as f64;
-    (tm as u32, if wide { 2 } else { 1 })
-}
-
-/// The variant for GPUs; `narrow` is how many times more elems a row has than by vec4.
-fn portable_variant(m: usize, n: usize, batch: usize, narrow: u32) -> Portable {
-    if m <= 4 {
-        return Portable::Vector { columns: 16, slices: 8, rows: m.next_power_of_two() as u32 };
-    }
-    // The largest tile that still gives a GPU enough groups.
-    let groups = |tile: usize| m.div_ceil(tile) * n.div_ceil(tile) * batch;
-    if groups(128) >= 128 {
-        Portable::Tile { tx: 16, ty: 16, rm: 8, rn: 2 * narrow, slab: 8 }
-    } else if groups(64) >= 64 {
-        Portable::Tile { tx: 16, ty: 16, rm: 4, rn: narrow, slab: 16 }
-    } else {
-        Portable::Tile { tx: 8, ty: 8, rm: 4, rn: narrow, slab: 16 }
-    }
 }
