@@ -1,6 +1,7 @@
 //! The device that the options ask for.
 
 use super::Global;
+use super::cache::Pipelines;
 use anyhow::{Context, Result};
 use wgformer::gpu::{self, Backend, Gpu, Request};
 
@@ -32,6 +33,20 @@ impl Global {
 
     /// Opens the device that was asked for.
     pub fn gpu(&self) -> Result<Gpu> {
-        Ok(gpu::request(&self.request()?)?.checked(self.checked))
+        let gpu = gpu::request(&self.request()?)?.checked(self.checked);
+        if !self.no_pipeline_cache
+            && let Some(pipelines) = Pipelines::open(&gpu)
+        {
+            // Only the first device of a run is kept.
+            let _ = self.pipelines.set(pipelines);
+        }
+        Ok(gpu)
+    }
+
+    /// Writes the pipelines that were compiled, where that is of use to the next run.
+    pub fn keep_pipelines(&self) {
+        if let Some(pipelines) = self.pipelines.get() {
+            pipelines.keep();
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! line and exit status 1, wrong usage is status 2.
 
 mod bench;
+mod cache;
 mod check;
 mod device;
 mod info;
@@ -15,6 +16,8 @@ mod train;
 mod translate;
 
 use clap::{Args, Parser, Subcommand};
+use std::cell::OnceCell;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 
 /// Train and run encoder-decoder Transformers on any GPU.
@@ -49,6 +52,11 @@ struct Global {
     /// Check bounds in all kernels, slower
     #[arg(long, global = true, help_heading = "Device")]
     checked: bool,
+    /// Neither read nor write the pipelines that a Vulkan driver has compiled, in the user's cache folder
+    #[arg(long, global = true, help_heading = "Device")]
+    no_pipeline_cache: bool,
+    #[arg(skip)]
+    pipelines: OnceCell<cache::Pipelines>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -76,14 +84,17 @@ pub fn main() -> ExitCode {
         eprintln!("error: internal error{place}: {} (please report this)", said.unwrap_or("unknown"));
     }));
     let cli = Cli::parse();
-    let outcome = std::panic::catch_unwind(|| match &cli.verb {
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| match &cli.verb {
         Verb::Info(info) => info.run(&cli.global),
         Verb::Train(train) => train.run(&cli.global),
         Verb::Translate(translate) => translate.run(&cli.global),
         Verb::Plan(plan) => plan.run(&cli.global),
         Verb::Check(check) => check.run(&cli.global),
         Verb::Bench(bench) => bench.run(&cli.global),
-    });
+    }));
+    if outcome.is_ok() {
+        cli.global.keep_pipelines();
+    }
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {

@@ -109,6 +109,7 @@ impl Train {
         };
         let stop = Stop::on_interrupt()?;
         let mut run = Run::new(gpu, data, transformer, settings, folder, stop)?;
+        global.keep_pipelines();
         if self.resume {
             run.resume(&Folder::open(&self.model)?)?;
         }
