@@ -17,9 +17,9 @@ use wgformer::model::{
     Precision, STATE_FILE, Task, TrainingConfig, Translator, Validation, load_state, save_state,
     save_trouble,
 };
-use wgformer::nn::{Objective, Transformer, Tying};
+use wgformer::nn::{BatchShape, Objective, Transformer, Tying};
 use wgformer::ops::optimizer::AdamSettings;
-use wgformer::text::batch::{BatchOptions, BatchSize, Batches, TooLong, encode_pairs};
+use wgformer::text::batch::{BatchOptions, BatchRows, BatchSize, Batches, TooLong, encode_pairs};
 use wgformer::text::{self, Batch, Corpus, Overlong, Pair, Tokenizer, Vocabulary, dates};
 use wgformer::train::{PendingStep, Schedule, StepReport, Trainer, TrainerSettings};
 
@@ -199,6 +199,18 @@ impl Data {
         Ok(Data { config, source, target, train: batches, pairs, valid })
     }
 
+    /// What the first epoch needs plans for: shapes, and the targets whose rows the loss looks at; the largest first. Later
+    /// epochs need few others.
+    fn works(&self, transformer: &Transformer) -> Vec<(BatchShape, usize)> {
+        let epoch = self.train.epoch(self.training().seed, 0);
+        let work =
+            |rows: &BatchRows| (rows.bucket, transformer.loss_rows(rows.bucket, self.train.targets(rows)));
+        let mut works: Vec<(BatchShape, usize)> = epoch.iter().map(work).collect();
+        works.sort_by_key(|&(shape, rows)| std::cmp::Reverse((shape.tokens(), shape, rows)));
+        works.dedup();
+        works
+    }
+
     fn training(&self) -> TrainingConfig {
         self.config.training.clone().unwrap_or_default()
     }
@@ -356,12 +368,21 @@ impl Run {
         folder: OutputFolder,
         stop: Stop,
     ) -> Result<Self> {
+        let budget = settings.max_bytes.is_some();
         let mut trainer = Trainer::new(&gpu, transformer, settings)?;
         let shapes = data.train.buckets();
-        let mut progress = Progress::new("compiling", shapes.len() as u64);
-        for (i, shape) in shapes.iter().enumerate() {
-            progress.at(i as u64, || "batch shapes compiled".to_string());
-            trainer.prepare(&[*shape])?;
+        if budget {
+            // What needs the most memory decides how everything is computed.
+            for shape in &shapes {
+                trainer.prepare(&[*shape])?;
+                stop.check()?;
+            }
+        }
+        let works = data.works(trainer.model());
+        let mut progress = Progress::new("compiling", works.len() as u64);
+        for (i, &(shape, targets)) in works.iter().enumerate() {
+            progress.at(i as u64, || "plans compiled".to_string());
+            trainer.prepare_for(shape, targets)?;
             stop.check()?;
         }
         let took = progress.end();

@@ -230,6 +230,12 @@ impl Batches {
         batches
     }
 
+    /// How many targets a batch that [`Batches::epoch`] listed has, end symbols included.
+    pub fn targets(&self, rows: &BatchRows) -> usize {
+        let known = rows.indices.iter().filter_map(|&index| self.examples.get(index)).take(rows.bucket.rows);
+        known.map(|example| (example.target.len() + 1).min(rows.bucket.target_len)).sum()
+    }
+
     /// How many batches an epoch has.
     pub fn batches_per_epoch(&self) -> usize {
         cut_in_batches(self.buckets.clone()).len()
@@ -487,6 +493,7 @@ mod tests {
                         assert!(buckets.contains(&rows.bucket) && !rows.indices.is_empty());
                         let batch = batches.batch(rows);
                         assert_eq!(batch.indices, rows.indices);
+                        assert_eq!(batch.tokens, batches.targets(rows));
                         for (row, &index) in batch.indices.iter().enumerate() {
                             seen[index] += 1;
                             let example = &examples[index];
