@@ -1,6 +1,7 @@
 //! The command line: one file for each verb. Results go to standard output, all else to standard error; an error is one
 //! line and exit status 1, wrong usage is status 2.
 
+mod ahead;
 mod bench;
 mod cache;
 mod check;

@@ -230,6 +230,14 @@ impl Batches {
         batches
     }
 
+    /// The arrays of all batches from number `first` on, counted from the first of epoch 0: epoch after epoch, without an
+    /// end.
+    pub fn batches_from(&self, seed: u64, first: u64) -> impl Iterator<Item = Batch> + Send + '_ {
+        let an_epoch = self.batches_per_epoch().max(1) as u64;
+        let epochs = (first / an_epoch..).flat_map(move |epoch| self.epoch(seed, epoch));
+        epochs.skip((first % an_epoch) as usize).map(|rows| self.batch(&rows))
+    }
+
     /// How many targets a batch that [`Batches::epoch`] listed has, end symbols included.
     pub fn targets(&self, rows: &BatchRows) -> usize {
         let known = rows.indices.iter().filter_map(|&index| self.examples.get(index)).take(rows.bucket.rows);
@@ -525,6 +533,20 @@ mod tests {
         assert_eq!(batches.epoch(1, 2), batches.epoch(1, 2));
         assert_ne!(batches.epoch(1, 2), batches.epoch(1, 3));
         assert_ne!(batches.epoch(1, 2), batches.epoch(2, 2));
+    }
+
+    #[test]
+    fn batches_follow_each_other_epoch_after_epoch() {
+        let batches =
+            Batches::new(examples(&random_lengths(100, 20, 1)), &options(BatchSize::Sentences(16))).unwrap();
+        let epochs = (0..3).flat_map(|epoch| batches.epoch(7, epoch));
+        let all: Vec<Batch> = epochs.map(|rows| batches.batch(&rows)).collect();
+        let an_epoch = batches.batches_per_epoch();
+        assert_eq!(all.len(), 3 * an_epoch);
+        for first in [0, 1, an_epoch - 1, an_epoch, an_epoch + 2] {
+            let found: Vec<Batch> = batches.batches_from(7, first as u64).take(all.len() - first).collect();
+            assert!(found == all[first..], "from {first}");
+        }
     }
 
     #[test]
