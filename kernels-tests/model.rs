@@ -91,19 +91,35 @@ pub fn tests() -> Vec<Test> {
     // The longest first: the others fill the time of the other workers.
     let mut all = vec![test("task", "copying is learned without an error".to_string(), copying)];
     let shape = BatchShape { rows: 5, source_len: 9, target_len: 11 };
+    // Enough places for chunks of those that have targets.
+    let padded = BatchShape { rows: 16, ..shape };
     for on in ["own", "portable"] {
         for (name, config, chunk) in models() {
             let step = config.clone();
             all.push(test("step", format!("{name}, node by node, {on}"), move |runner| {
-                follow(runner, &Step::new(&step, shape, chunk)?, &profile(runner, on)?)
+                follow(runner, &Step::new(&step, shape, chunk, false)?, &profile(runner, on)?)
             }));
+            let step = config.clone();
             all.push(test("step", format!("{name}, interpreter, {on}"), move |runner| {
-                compare(runner, &Step::new(&config, shape, chunk)?, &profile(runner, on)?)
+                let step = Step::new(&step, shape, chunk, false)?;
+                compare(runner, &step, &step, &profile(runner, on)?)
             }));
+            let step = config.clone();
+            all.push(test("step", format!("{name}, without padding, node by node, {on}"), move |runner| {
+                follow(runner, &Step::new(&step, padded, chunk, true)?, &profile(runner, on)?)
+            }));
+            all.push(test(
+                "step",
+                format!("{name}, without padding, interpreter with, {on}"),
+                move |runner| {
+                    let [gathered, whole] = [true, false].map(|g| Step::new(&config, padded, chunk, g));
+                    compare(runner, &gathered?, &whole?, &profile(runner, on)?)
+                },
+            ));
         }
         all.push(test("step", format!("the preset small, node by node, {on}"), move |runner| {
             let shape = BatchShape { rows: 3, source_len: 17, target_len: 14 };
-            follow(runner, &Step::new(&small()?, shape, 1 << 20)?, &profile(runner, on)?)
+            follow(runner, &Step::new(&small()?, shape, 1 << 20, false)?, &profile(runner, on)?)
         }));
     }
     all
@@ -118,21 +134,11 @@ struct Step {
 }
 
 impl Step {
-    /// Rows of all lengths, ids at random; parameters as after some training: gamma is not 1 and no bias 0.
-    fn new(config: &TransformerConfig, shape: BatchShape, chunk_bytes: u64) -> Result<Step> {
-        let model = Transformer::new(config.clone())?;
-        let objective = Objective { max_logits_bytes: chunk_bytes, ..Objective::default() };
-        let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(0.5) };
-        let io = model.loss_graph(shape, &objective, Some(&optimizer))?;
-        let mut rng = Rng::new(3);
-        let mut parameters = Vec::new();
-        for (i, page) in model.layout().initial(9).into_iter().enumerate() {
-            let page: Vec<f32> = page.iter().map(|x| x + 0.02 * rng.normal() as f32).collect();
-            if let Some(id) = io.graph.find(&page_name("parameters", i)) {
-                parameters.push((id, HostTensor::f32([page.len()], page)));
-            }
-        }
+    /// Rows of all lengths, ids at random; parameters as after some training: gamma is not 1 and no bias 0. Where `gather`,
+    /// the loss looks at the places with targets, and at some others.
+    fn new(config: &TransformerConfig, shape: BatchShape, chunk_bytes: u64, gather: bool) -> Result<Step> {
         let BatchShape { rows, source_len, target_len } = shape;
+        let mut rng = Rng::new(4);
         // The first row is full, the second as short as can be.
         let mut lengths = |most: usize| {
             let length = |r: usize| match r {
@@ -143,6 +149,21 @@ impl Step {
             (0..rows).map(length).collect::<Vec<_>>()
         };
         let (source_lengths, target_lengths) = (lengths(source_len), lengths(target_len));
+        let targets = target_lengths.iter().sum::<u32>() as usize;
+        let loss_rows = if gather { targets.next_multiple_of(8) + 8 } else { rows * target_len };
+
+        let model = Transformer::new(config.clone())?;
+        let objective = Objective { max_logits_bytes: chunk_bytes, ..Objective::default() };
+        let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: Some(0.5) };
+        let io = model.loss_graph_of(shape, loss_rows, &objective, Some(&optimizer))?;
+        let mut rng = Rng::new(3);
+        let mut parameters = Vec::new();
+        for (i, page) in model.layout().initial(9).into_iter().enumerate() {
+            let page: Vec<f32> = page.iter().map(|x| x + 0.02 * rng.normal() as f32).collect();
+            if let Some(id) = io.graph.find(&page_name("parameters", i)) {
+                parameters.push((id, HostTensor::f32([page.len()], page)));
+            }
+        }
         // Ids of a vocabulary, 0 beyond the length.
         let mut ids = |lengths: &[u32], most: usize, vocabulary: usize| {
             let place = (0..rows).flat_map(|r| (0..most as u32).map(move |t| (r, t)));
@@ -150,14 +171,30 @@ impl Step {
                 true => 1 + rng.below(vocabulary as u64 - 1) as u32,
                 false => 0,
             });
-            HostTensor::u32([rows, most], id.collect())
+            id.collect::<Vec<u32>>()
         };
+        let source = ids(&source_lengths, source_len, config.source_vocabulary);
+        let decoder_input = ids(&target_lengths, target_len, config.target_vocabulary);
+        let targets = ids(&target_lengths, target_len, config.target_vocabulary);
         let mut inputs = vec![
-            (io.source, ids(&source_lengths, source_len, config.source_vocabulary)),
-            (io.decoder_input, ids(&target_lengths, target_len, config.target_vocabulary)),
-            (io.targets, ids(&target_lengths, target_len, config.target_vocabulary)),
+            (io.source, HostTensor::u32([rows, source_len], source)),
+            (io.decoder_input, HostTensor::u32([rows, target_len], decoder_input)),
             (io.source_lengths, HostTensor::u32([rows], source_lengths)),
         ];
+        match io.places {
+            None => inputs.push((io.targets, HostTensor::u32([rows, target_len], targets))),
+            Some(id) => {
+                // Those without a target from the end on, so that they lie between the others.
+                let mut places: Vec<usize> = (0..targets.len()).collect();
+                places.sort_by_key(|&p| (targets[p] == 0, std::cmp::Reverse(p)));
+                places.truncate(loss_rows);
+                places.sort_unstable();
+                let at = places.iter().map(|&p| targets[p]).collect();
+                inputs.push((io.targets, HostTensor::u32([loss_rows], at)));
+                let places = places.iter().map(|&p| p as u32).collect();
+                inputs.push((id, HostTensor::u32([loss_rows], places)));
+            }
+        }
         inputs.extend(io.schedule.map(|s| (s, HostTensor::f32([4], vec![1e-2, 10.0, 50.0, 1.0]))));
         inputs.extend(io.seed.map(|s| (s, HostTensor::u32([2], vec![11, 3]))));
         Ok(Step { model, io, inputs, parameters })
@@ -177,23 +214,30 @@ fn follow(on: &Runner, step: &Step, profile: &DeviceProfile) -> Result<Vec<Strin
 }
 
 /// A step on the device and in f64 from end to end: loss, logits, every gradient, every parameter and moment after Adam.
-fn compare(on: &Runner, step: &Step, profile: &DeviceProfile) -> Result<Vec<String>> {
+/// `oracle` is the step in f64: the same one, or one whose loss looks at other places without a target, and logits differ.
+fn compare(on: &Runner, step: &Step, oracle: &Step, profile: &DeviceProfile) -> Result<Vec<String>> {
     let Step { model, io, .. } = step;
-    let mut outputs = io.outputs();
-    outputs.extend(&io.logits);
+    let same = io.places.is_some() == oracle.io.places.is_some();
+    let outputs = |io: &LossGraph| {
+        let logits = if same { io.logits.clone() } else { Vec::new() };
+        [io.outputs(), logits].concat()
+    };
+    let pairs: Vec<_> = outputs(io).into_iter().zip(outputs(&oracle.io)).collect();
     let memory = Memory::new(&on.gpu);
-    let mut oracle = Interpreter::new();
     for (id, page) in &step.parameters {
-        oracle.set(&io.graph, *id, page.to_f64())?;
         memory.write(&io.graph.value(*id).name, page)?;
     }
-    let mut executor = on.gpu.executor(Plan::new(&io.graph, &outputs, profile)?, &memory)?;
+    let mut executor = on.gpu.executor(Plan::new(&io.graph, &outputs(io), profile)?, &memory)?;
     for (id, value) in &step.inputs {
         executor.write(*id, value)?;
-        oracle.set(&io.graph, *id, value.to_f64())?;
     }
     executor.run()?;
-    oracle.run(&io.graph)?;
+    let exact = &oracle.io.graph;
+    let mut interpreter = Interpreter::new();
+    for (id, value) in oracle.parameters.iter().chain(&oracle.inputs) {
+        interpreter.set(exact, *id, value.to_f64())?;
+    }
+    interpreter.run(exact)?;
 
     let mut problems = Vec::new();
     let mut within = |name: &str, got: &[f32], want: &[f64], bound: f64| {
@@ -205,16 +249,16 @@ fn compare(on: &Runner, step: &Step, profile: &DeviceProfile) -> Result<Vec<Stri
     };
     // Errors pass through all layers here, so the bounds are shares of the largest element, not derived ones.
     let share = |want: &[f64], share: f64| share * want.iter().fold(0.0f64, |m, x| m.max(x.abs())) + 1e-9;
-    for id in &outputs {
-        let (got, want) = (executor.read(*id)?, oracle.get(&io.graph, *id)?);
+    for (id, of_oracle) in &pairs {
+        let (got, want) = (executor.read(*id)?, interpreter.get(exact, *of_oracle)?);
         let name = &io.graph.value(*id).name;
         within(name, got.as_f32(name)?, &want.data, share(&want.data, 2e-5));
     }
-    for state in io.graph.ids().filter(|&id| matches!(io.graph.value(id).role, Role::State)) {
-        let name = io.graph.value(state).name.clone();
+    for state in exact.ids().filter(|&id| matches!(exact.value(id).role, Role::State)) {
+        let name = exact.value(state).name.clone();
         let (kind, page) = name.split_once('.').unwrap_or((&name, ""));
         let got = memory.read(&name)?;
-        let want = oracle.get(&io.graph, state)?;
+        let want = interpreter.get(exact, state)?;
         // By parameter, since their magnitudes differ.
         for p in model.layout().parameters().iter().filter(|p| page.ends_with(&p.page.to_string())) {
             let range = p.start..p.start + p.shape.elements();

@@ -111,8 +111,24 @@ impl Batch {
             fill(&mut batch.source[row * source_len..][..source_len], None, &[], true);
             fill(&mut batch.decoder_input[row * target_len..][..target_len], Some(BEGIN), &[], false);
         }
-        batch.tokens = batch.targets.iter().filter(|&&id| id != PAD).count();
+        batch.tokens = batch.count_targets();
         batch
+    }
+
+    /// How many of `targets` are not padding.
+    pub(crate) fn count_targets(&self) -> usize {
+        self.targets.iter().filter(|&&id| id != PAD).count()
+    }
+
+    /// The places of `rows` of the targets, ascending: of all that are not padding, and of the first others.
+    pub(crate) fn loss_places(&self, rows: usize) -> Vec<u32> {
+        let mut others = rows.saturating_sub(self.count_targets());
+        let mut wanted = |id: u32| {
+            let other = id == PAD && others > 0;
+            others -= usize::from(other);
+            other || id != PAD
+        };
+        (0u32..).zip(&self.targets).filter(|(_, id)| wanted(**id)).map(|(place, _)| place).collect()
     }
 }
 
@@ -123,4 +139,19 @@ fn fill(row: &mut [u32], begin: Option<u32>, ids: &[u32], end: bool) -> u32 {
         *place = id;
         filled + 1
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_those_of_targets_and_the_first_others() {
+        let shape = BatchShape { rows: 3, source_len: 2, target_len: 4 };
+        let batch = Batch::new(shape, true, [(&[4][..], &[5, 6][..]), (&[4], &[])]);
+        assert_eq!(batch.targets, [5, 6, END, PAD, END, PAD, PAD, PAD, PAD, PAD, PAD, PAD]);
+        assert_eq!(batch.loss_places(4), [0, 1, 2, 4]);
+        assert_eq!(batch.loss_places(6), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(batch.loss_places(12), (0..12).collect::<Vec<u32>>());
+    }
 }

@@ -663,6 +663,80 @@ fn an_interrupted_training_goes_on_as_if_it_had_not_been() {
     assert_eq!(losses("model"), losses("whole"));
 }
 
+/// What the program says on standard error, with a cache folder of its own; Mesa's stays where it is.
+fn said_with_cache(cache: &Path, options: &[&str]) -> String {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let home_cache = || variable("HOME").map(|home| home.join(".cache"));
+    let mesa = variable("MESA_SHADER_CACHE_DIR").or(variable("XDG_CACHE_HOME")).or_else(home_cache);
+    let mut command = wgformer();
+    command.args(["translate", "3.3.1999", "--model"]).arg(trained()).args(options);
+    command.env("XDG_CACHE_HOME", cache).env("LOCALAPPDATA", cache).env("HOME", cache);
+    if let Some(mesa) = mesa {
+        command.env("MESA_SHADER_CACHE_DIR", mesa);
+    }
+    text(&succeeds(command.output().unwrap()).stderr)
+}
+
+#[test]
+fn pipelines_that_cannot_be_used_are_ignored() {
+    let cache = tempfile::tempdir().unwrap();
+    let base =
+        if cfg!(target_os = "macos") { cache.path().join("Library/Caches") } else { cache.path().into() };
+    let folder = base.join("wgformer/pipelines");
+    let name = std::env::var("WGPU_ADAPTER_NAME").ok();
+    let gpu = wgformer::gpu::request(&wgformer::gpu::Request { name, ..Default::default() }).unwrap();
+    assert!(!said_with_cache(cache.path(), &["--no-pipeline-cache"]).contains("pipeline"));
+    assert!(!folder.exists());
+    assert!(!said_with_cache(cache.path(), &[]).contains("pipeline"));
+    let Some(name) = gpu.pipeline_cache_name() else {
+        assert!(!folder.exists());
+        return;
+    };
+    let path = folder.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    let large = |path: &Path| {
+        fs::File::create(path).unwrap().set_len(wgformer::gpu::MAX_PIPELINE_CACHE_BYTES + 1).unwrap()
+    };
+    type Write<'a> = &'a dyn Fn(&Path);
+    let cases: [(Write, &str); 3] = [
+        (
+            &|path| fs::write(path, "something else, and long enough to be one").unwrap(),
+            "is no pipeline cache",
+        ),
+        (&|path| fs::write(path, "").unwrap(), "is truncated"),
+        (&large, "is too large"),
+    ];
+    for (write, problem) in cases {
+        write(&path);
+        let said = said_with_cache(cache.path(), &[]);
+        let line =
+            said.lines().find(|line| line.contains("pipeline cache")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.contains(problem) && line.contains(path.to_str().unwrap()), "{said}");
+        // What replaced it is right.
+        assert!(!said_with_cache(cache.path(), &[]).contains("pipeline"));
+    }
+    write_and_be_quiet(&path, cache.path());
+    // Two at once.
+    std::thread::scope(|scope| {
+        let both = [(); 2].map(|()| scope.spawn(|| said_with_cache(cache.path(), &[])));
+        for said in both.map(|thread| thread.join().unwrap()) {
+            assert!(!said.contains("cannot"), "{said}");
+        }
+    });
+    // A folder that cannot be made.
+    fs::remove_dir_all(base.join("wgformer")).unwrap();
+    fs::write(base.join("wgformer"), "").unwrap();
+    let said = said_with_cache(cache.path(), &[]);
+    assert!(said.contains("compiled pipelines are not kept"), "{said}");
+}
+
+/// Turned off, a file that is wrong is not even looked at.
+fn write_and_be_quiet(path: &Path, cache: &Path) {
+    fs::write(path, "").unwrap();
+    assert!(!said_with_cache(cache, &["--no-pipeline-cache"]).contains("pipeline"));
+    assert_eq!(fs::read(path).unwrap(), b"");
+}
+
 #[test]
 fn plans_are_printed_with_a_summary() {
     let here = Path::new(".");

@@ -160,6 +160,40 @@ fn checks_do_not_change_the_bits() {
 }
 
 #[test]
+fn pipelines_are_kept_and_given_back() {
+    let run = |gpu: &Gpu| {
+        let (g, x, y) = small(50);
+        let mut e = executor(gpu, &Memory::new(gpu), &g, &[y]);
+        e.write(x, &floats(50)).unwrap();
+        e.run().unwrap();
+        assert_eq!(e.read(y).unwrap().as_f32("y").unwrap(), times(&floats(50), 2.0));
+    };
+    let (first, second) = (gpu(), gpu());
+    let Some(name) = first.pipeline_cache_name() else {
+        let error = first.set_pipeline_cache(None).unwrap_err();
+        assert!(error.to_string().contains("cannot keep pipelines"), "{error}");
+        return;
+    };
+    assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c)), "{name}");
+    assert_eq!(second.pipeline_cache_name(), Some(name));
+    assert_eq!(first.pipeline_cache(), None);
+    first.set_pipeline_cache(None).unwrap();
+    run(&first);
+    let bytes = first.pipeline_cache().unwrap();
+    // What is damaged changes nothing.
+    for damaged in [&bytes[..bytes.len() - 1], &bytes[1..], b""] {
+        let error = second.set_pipeline_cache(Some(damaged)).unwrap_err();
+        assert!(error.to_string().starts_with("pipeline cache: is "), "{error}");
+        assert_eq!(second.pipeline_cache(), None);
+    }
+    second.set_pipeline_cache(Some(&bytes)).unwrap();
+    run(&second);
+    assert!(second.pipeline_cache().unwrap().len() >= bytes.len());
+    first.device().destroy();
+    assert_eq!(first.pipeline_cache(), None);
+}
+
+#[test]
 fn derived_inputs_follow_their_source() {
     let gpu = gpu();
     let mut g = Graph::new();

@@ -215,6 +215,122 @@ fn a_budget_is_kept_or_the_least_is_told() -> wgformer::Result<()> {
     Ok(())
 }
 
+/// A trainer of a model with a vocabulary that makes it worth to leave padding out of the loss.
+fn with_vocabulary(change: impl Fn(&mut TrainerSettings)) -> wgformer::Result<Trainer> {
+    let mut settings = settings(1e-3, 20);
+    change(&mut settings);
+    Trainer::new(gpu(), Transformer::new(least(VOCABULARY))?, settings)
+}
+
+const VOCABULARY: usize = 1500;
+
+/// Batches of two shapes, with more and with less padding.
+fn padded_batches() -> Vec<Batch> {
+    let all = batches(reversals(VOCABULARY as u64, 22, 60, 5), 8);
+    let mut found = first_batches(&all, 5);
+    let shape = found[0].shape;
+    let pairs = [(&[5, 6, 7][..], &[7, 6, 5][..]), (&[8], &[8])];
+    found.push(Batch::new(shape, true, pairs));
+    found
+}
+
+#[test]
+fn padding_is_left_out_of_the_loss() -> wgformer::Result<()> {
+    let model = Transformer::new(least(VOCABULARY))?;
+    let rows = |batch: &Batch| model.loss_rows(batch.shape, batch.tokens);
+    let places = |batch: &Batch| batch.shape.rows * batch.shape.target_len;
+    let batches = padded_batches();
+    let mut shares: Vec<_> = batches.iter().map(|b| 8 * rows(b) / places(b)).collect();
+    assert!(batches.iter().all(|b| rows(b) >= b.tokens), "{shares:?}");
+    shares.sort_unstable();
+    shares.dedup();
+    assert!(shares.len() > 2 && shares[0] == 1, "{shares:?}");
+    // Without padding, and where a vocabulary is so small that it does not matter, nothing changes.
+    let shape = BatchShape { rows: 8, source_len: 8, target_len: 8 };
+    assert_eq!(model.loss_rows(shape, 57), 64);
+    assert_eq!(Transformer::new(least(12))?.loss_rows(shape, 1), 64);
+    assert_eq!((model.loss_rows(shape, 0), model.loss_rows(shape, 30)), (8, 32));
+    let objective = Objective::default();
+    for rows in [0, 65] {
+        let error = model.loss_graph_of(shape, rows, &objective, None).unwrap_err().to_string();
+        assert!(error.contains("from 1 to 64"), "{error}");
+    }
+    // The logits shrink, and with them the work.
+    let optimizer = Optimizer { adam: AdamSettings::transformer(), clip_norm: None };
+    let flops = |rows| {
+        let io = model.loss_graph_of(shape, rows, &objective, Some(&optimizer))?;
+        wgformer::Result::Ok(Plan::new(&io.graph, &io.outputs(), gpu().profile())?.flops())
+    };
+    let saved = 3 * 2 * 32 * 32 * VOCABULARY as u64;
+    assert!(flops(32)? < flops(64)? - saved * 9 / 10, "{} of {}", flops(32)?, flops(64)?);
+    Ok(())
+}
+
+#[test]
+fn losses_without_padding_are_those_with_it() -> wgformer::Result<()> {
+    // Within a budget nothing is left out unless it was prepared.
+    let (mut without, mut with) =
+        (with_vocabulary(|_| {})?, with_vocabulary(|s| s.max_bytes = Some(u64::MAX))?);
+    for batch in padded_batches() {
+        let (a, b) = (without.evaluate([batch.clone()])?, with.evaluate([batch.clone()])?);
+        // Each row's loss is as exact as its sum over the vocabulary, and their sum as one of so many terms.
+        let terms = (VOCABULARY + 3 * 32 + batch.tokens) as f64;
+        let bound = terms * f64::from(f32::EPSILON) * b.loss;
+        assert!((a.loss - b.loss).abs() <= bound, "{a:?} {b:?}");
+        assert_eq!(a.targets, b.targets);
+        let (x, y) = (without.step(&batch)?.wait()?, with.step(&batch)?.wait()?);
+        assert_eq!((x.step, x.targets), (y.step, y.targets));
+        if x.step == 1 {
+            // Later steps differ by what Adam makes of rounding.
+            assert!((x.loss - y.loss).abs() <= bound, "{x:?} {y:?}");
+            let bound = 1e-4 * y.gradient_norm;
+            assert!((x.gradient_norm - y.gradient_norm).abs() <= bound, "{x:?} {y:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_padding_the_bits_do_not_depend_on_what_was_prepared() -> wgformer::Result<()> {
+    let batches = padded_batches();
+    let bits = |trainer: &Trainer| -> wgformer::Result<Vec<Vec<u8>>> {
+        Ok(trainer.state()?.into_iter().map(|(_, page)| page.bytes().to_vec()).collect())
+    };
+    let mut plain = with_vocabulary(|_| {})?;
+    for batch in &batches {
+        plain.step(batch)?;
+    }
+    let want = bits(&plain)?;
+    // Interrupted, and gone on with by another trainer.
+    let mut first = with_vocabulary(|_| {})?;
+    for batch in &batches[..3] {
+        first.step(batch)?;
+    }
+    let mut second = with_vocabulary(|_| {})?;
+    second.restore(first.steps(), &first.state()?.into_iter().collect())?;
+    for batch in &batches[3..] {
+        second.step(batch)?;
+    }
+    assert!(bits(&second)? == want);
+    // Within a budget that is large enough, prepared.
+    let mut within = with_vocabulary(|s| s.max_bytes = Some(1 << 30))?;
+    for batch in &batches {
+        within.prepare_for(batch.shape, batch.tokens)?;
+    }
+    for batch in &batches {
+        within.step(batch)?;
+    }
+    assert!(bits(&within)? == want);
+    // A step that is verified is the same step.
+    let mut verified = with_vocabulary(|_| {})?;
+    for batch in &batches {
+        let (_, found) = verified.step_verified(batch)?;
+        assert!(found.troubles.is_empty(), "{}", found.troubles[0]);
+    }
+    assert!(bits(&verified)? == want);
+    Ok(())
+}
+
 #[test]
 fn impossible_settings_are_named() {
     let base = tiny(12);

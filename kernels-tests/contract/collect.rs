@@ -117,11 +117,13 @@ fn model_plans(config: &TransformerConfig, profiles: &[Profile]) -> Result<Vec<(
     for (rows, source_len, target_len) in [(16, 32, 32), (1, 7, 9)] {
         let shape = BatchShape { rows, source_len, target_len };
         let training = model.loss_graph(shape, &objective, Some(&optimizer))?;
+        let partial = model.loss_graph_of(shape, rows * target_len / 2, &objective, Some(&optimizer))?;
         let evaluation = model.loss_graph(shape, &objective, None)?;
         let encoding = model.encode_graph(shape)?;
         let decoding = model.decode_graph(shape, 0)?;
         for (i, (_, profile)) in profiles.iter().enumerate() {
             plans.push((i, Plan::new(&training.graph, &training.outputs(), profile)?));
+            plans.push((i, Plan::new(&partial.graph, &partial.outputs(), profile)?));
             plans.push((i, Plan::new(&evaluation.graph, &evaluation.outputs(), profile)?));
             plans.push((i, Plan::new(&encoding.graph, &[], profile)?));
             plans.push((i, Plan::new(&decoding.graph, &[decoding.next], profile)?));

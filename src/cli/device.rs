@@ -1,6 +1,7 @@
 //! The device that the options ask for.
 
 use super::Global;
+use super::cache::{self, Pipelines};
 use super::progress::note;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -36,7 +37,21 @@ impl Global {
 
     /// Opens the device that was asked for.
     pub fn gpu(&self) -> Result<Gpu> {
-        self.tuned(gpu::request(&self.request()?)?.checked(self.checked))
+        let gpu = gpu::request(&self.request()?)?.checked(self.checked);
+        if !self.no_pipeline_cache
+            && let Some(pipelines) = Pipelines::open(&gpu)
+        {
+            // Only the first device of a run is kept.
+            let _ = self.pipelines.set(pipelines);
+        }
+        self.tuned(gpu)
+    }
+
+    /// Writes the pipelines that were compiled, where that is of use to the next run.
+    pub fn keep_pipelines(&self) {
+        if let Some(pipelines) = self.pipelines.get() {
+            pipelines.keep();
+        }
     }
 
     /// The device with the variants of kernels that were asked for; says so where they are not the shipped ones.
@@ -70,15 +85,7 @@ impl Global {
 
 /// The file in the user's folder for caches that belongs to an adapter.
 pub fn cached(adapter: &AdapterKey) -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = if cfg!(windows) {
-        folder("LOCALAPPDATA")?
-    } else if cfg!(target_os = "macos") {
-        folder("HOME")?.join("Library").join("Caches")
-    } else {
-        folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?
-    };
-    Some(caches.join("wgformer").join("tuning").join(file_name(adapter)))
+    Some(cache::folder()?.join("tuning").join(file_name(adapter)))
 }
 
 /// One name for each adapter and driver, in letters that every system takes.

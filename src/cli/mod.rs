@@ -1,7 +1,9 @@
 //! The command line: one file for each verb. Results go to standard output, all else to standard error; an error is one
 //! line and exit status 1, wrong usage is status 2.
 
+mod ahead;
 mod bench;
+mod cache;
 mod check;
 mod device;
 mod info;
@@ -16,6 +18,8 @@ mod translate;
 mod tune;
 
 use clap::{Args, Parser, Subcommand};
+use std::cell::OnceCell;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,6 +59,11 @@ struct Global {
     /// wrote for this adapter and driver, else shipped]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Device")]
     tuning: Option<PathBuf>,
+    /// Neither read nor write the pipelines that a Vulkan driver has compiled, in the user's cache folder
+    #[arg(long, global = true, help_heading = "Device")]
+    no_pipeline_cache: bool,
+    #[arg(skip)]
+    pipelines: OnceCell<cache::Pipelines>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -84,7 +93,7 @@ pub fn main() -> ExitCode {
         eprintln!("error: internal error{place}: {} (please report this)", said.unwrap_or("unknown"));
     }));
     let cli = Cli::parse();
-    let outcome = std::panic::catch_unwind(|| match &cli.verb {
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| match &cli.verb {
         Verb::Info(info) => info.run(&cli.global),
         Verb::Train(train) => train.run(&cli.global),
         Verb::Translate(translate) => translate.run(&cli.global),
@@ -92,7 +101,10 @@ pub fn main() -> ExitCode {
         Verb::Check(check) => check.run(&cli.global),
         Verb::Bench(bench) => bench.run(&cli.global),
         Verb::Tune(tune) => tune.run(&cli.global),
-    });
+    }));
+    if outcome.is_ok() {
+        cli.global.keep_pipelines();
+    }
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {

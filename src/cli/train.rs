@@ -1,14 +1,16 @@
 //! `wgformer train`.
 
 use super::Global;
+use super::ahead::ahead;
 use super::output::{count, grouped, print, time};
 use super::progress::{self, Progress, Watch, note};
 use super::settings::{self, ModelFlags, TextFlags, TrainingFlags};
 use super::stop::{Interrupted, Stop};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wgformer::gpu::Gpu;
 use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
@@ -17,14 +19,16 @@ use wgformer::model::{
     Precision, STATE_FILE, Task, TrainingConfig, Translator, Validation, load_state, save_state,
     save_trouble,
 };
-use wgformer::nn::{Objective, Transformer, Tying};
+use wgformer::nn::{BatchShape, Objective, Transformer, Tying};
 use wgformer::ops::optimizer::AdamSettings;
-use wgformer::text::batch::{BatchOptions, BatchSize, Batches, TooLong, encode_pairs};
+use wgformer::text::batch::{BatchOptions, BatchRows, BatchSize, Batches, TooLong, encode_pairs};
 use wgformer::text::{self, Batch, Corpus, Overlong, Pair, Tokenizer, Vocabulary, dates};
 use wgformer::train::{PendingStep, Schedule, StepReport, Trainer, TrainerSettings};
 
 /// Steps under way before the loss of the first is looked at: so the device never waits for the host.
 const AHEAD: usize = 4;
+/// Batches that are made before the step that learns from them, on a thread of their own.
+const BATCHES_AHEAD: usize = 2;
 /// Dates to train on, and others to test with.
 const DATES: (usize, usize) = (100_000, 500);
 /// Sentences that are decoded at the end, at most.
@@ -109,6 +113,7 @@ impl Train {
         };
         let stop = Stop::on_interrupt()?;
         let mut run = Run::new(gpu, data, transformer, settings, folder, stop)?;
+        global.keep_pipelines();
         if self.resume {
             run.resume(&Folder::open(&self.model)?)?;
         }
@@ -196,6 +201,18 @@ impl Data {
             }
         };
         Ok(Data { config, source, target, train: batches, pairs, valid })
+    }
+
+    /// What the first epoch needs plans for: shapes, and the targets whose rows the loss looks at; the largest first. Later
+    /// epochs need few others.
+    fn works(&self, transformer: &Transformer) -> Vec<(BatchShape, usize)> {
+        let epoch = self.train.epoch(self.training().seed, 0);
+        let work =
+            |rows: &BatchRows| (rows.bucket, transformer.loss_rows(rows.bucket, self.train.targets(rows)));
+        let mut works: Vec<(BatchShape, usize)> = epoch.iter().map(work).collect();
+        works.sort_by_key(|&(shape, rows)| std::cmp::Reverse((shape.tokens(), shape, rows)));
+        works.dedup();
+        works
     }
 
     fn training(&self) -> TrainingConfig {
@@ -333,7 +350,7 @@ struct Window {
 /// A training under way.
 struct Run {
     gpu: Gpu,
-    data: Data,
+    data: Arc<Data>,
     trainer: Trainer,
     folder: OutputFolder,
     stop: Stop,
@@ -355,12 +372,21 @@ impl Run {
         folder: OutputFolder,
         stop: Stop,
     ) -> Result<Self> {
+        let budget = settings.max_bytes.is_some();
         let mut trainer = Trainer::new(&gpu, transformer, settings)?;
         let shapes = data.train.buckets();
-        let mut progress = Progress::new("compiling", shapes.len() as u64);
-        for (i, shape) in shapes.iter().enumerate() {
-            progress.at(i as u64, || "batch shapes compiled".to_string());
-            trainer.prepare(&[*shape])?;
+        if budget {
+            // What needs the most memory decides how everything is computed.
+            for shape in &shapes {
+                trainer.prepare(&[*shape])?;
+                stop.check()?;
+            }
+        }
+        let works = data.works(trainer.model());
+        let mut progress = Progress::new("compiling", works.len() as u64);
+        for (i, &(shape, targets)) in works.iter().enumerate() {
+            progress.at(i as u64, || "plans compiled".to_string());
+            trainer.prepare_for(shape, targets)?;
             stop.check()?;
         }
         let took = progress.end();
@@ -373,7 +399,7 @@ impl Run {
         let steps = data.training().steps;
         Ok(Run {
             gpu,
-            data,
+            data: Arc::new(data),
             trainer,
             folder,
             stop,
@@ -397,25 +423,31 @@ impl Run {
     fn train(&mut self) -> Result<()> {
         let training = self.data.training();
         self.begun_at = self.trainer.steps();
-        let every = (self.steps / 1000).max(1);
         let mut progress = Progress::new("training", self.steps);
+        self.watch = Watch::new();
+        let data = self.data.clone();
+        let batches = data.train.batches_from(training.seed, self.begun_at);
+        ahead(BATCHES_AHEAD, batches, |batches| self.learn(batches, &training, &mut progress))?;
+        self.watch.pause();
+        progress.end();
+        Ok(())
+    }
+
+    /// The steps that are left, or those until Ctrl-C, each from the next batch.
+    fn learn(
+        &mut self,
+        batches: &mut dyn Iterator<Item = Batch>,
+        training: &TrainingConfig,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let every = (self.steps / 1000).max(1);
         let mut window = Window::default();
         let mut pending: VecDeque<(PendingStep, u64)> = VecDeque::new();
-        let per_epoch = self.data.train.batches_per_epoch() as u64;
-        let mut epoch = self.begun_at / per_epoch;
-        let mut order = self.data.train.epoch(training.seed, epoch).into_iter();
-        order.by_ref().take((self.begun_at % per_epoch) as usize).for_each(drop);
-        self.watch = Watch::new();
         while self.trainer.steps() < self.steps && !self.stop.asked() {
-            let Some(rows) = order.next() else {
-                epoch += 1;
-                order = self.data.train.epoch(training.seed, epoch).into_iter();
-                continue;
-            };
-            let batch = self.data.train.batch(&rows);
+            let batch = batches.next().context("the thread that makes batches has ended")?;
             let sources: u32 = batch.source_lengths.iter().take(batch.indices.len()).sum();
             let verify = self.trainer.steps() - self.begun_at < self.verify_steps;
-            let step = if verify { self.verified(&batch, &progress)? } else { self.trainer.step(&batch)? };
+            let step = if verify { self.verified(&batch, progress)? } else { self.trainer.step(&batch)? };
             pending.push_back((step, u64::from(sources) + batch.tokens as u64));
             let step = self.trainer.steps();
             let due = training.validate_every > 0
@@ -423,17 +455,15 @@ impl Run {
                 && step < self.steps;
             let keep = if due { 0 } else { AHEAD };
             while pending.len() > keep {
-                self.note_step(pending.pop_front(), &mut window, every, &mut progress)?;
+                self.note_step(pending.pop_front(), &mut window, every, progress)?;
             }
             if due {
-                self.checkpoint(&progress)?;
+                self.checkpoint(progress)?;
             }
         }
         while !pending.is_empty() {
-            self.note_step(pending.pop_front(), &mut window, every, &mut progress)?;
+            self.note_step(pending.pop_front(), &mut window, every, progress)?;
         }
-        self.watch.pause();
-        progress.end();
         Ok(())
     }
 

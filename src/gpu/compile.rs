@@ -131,6 +131,7 @@ impl Shared {
     /// Makes a pipeline.
     fn compile(&self, kernel: &Kernel, checked: bool) -> Result<Pipeline> {
         let layout = self.layout(&kernel.bindings)?;
+        let cache = lock(&self.pipeline_cache).clone();
         let start = Instant::now();
         let raw = self.scoped(&format_args!("kernel {}", kernel.name), || {
             let source = wgpu::ShaderSource::Wgsl(kernel.wgsl().into());
@@ -148,7 +149,7 @@ impl Shared {
                     constants: &[],
                     zero_initialize_workgroup_memory: checked,
                 },
-                cache: None,
+                cache: cache.as_ref(),
             })
         })?;
         self.compiled.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! The device: the only module that names `wgpu`, and the only one with `unsafe` (shader modules without runtime
-//! checks). It turns plain data (a [`Kernel`], a [`Plan`]) into pipelines, buffers and submissions, and knows no op and
+//! checks, pipelines that a driver compiled before). It turns plain data (a [`Kernel`], a [`Plan`]) into pipelines, buffers and submissions, and knows no op and
 //! no model.
 //!
 //! A [`Gpu`] is made from the caller's device and queue, or by [`request`]. Nothing is global: two of them live side by
@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+mod cache;
 mod compile;
 mod executor;
 mod memory;
@@ -16,6 +17,7 @@ mod solo;
 mod timing;
 mod wait;
 
+pub use cache::MAX_PIPELINE_CACHE_BYTES;
 pub use executor::{Executor, Fetch};
 pub use memory::{Memory, Read};
 pub use profile::{profile_of, profile_with, required_features, required_limits};
@@ -57,6 +59,8 @@ struct Shared {
     profile: DeviceProfile,
     params_layout: wgpu::BindGroupLayout,
     layouts: Mutex<HashMap<Vec<bool>, Layout>>,
+    /// What the driver keeps compiled pipelines in, where the host asked for it.
+    pipeline_cache: Mutex<Option<wgpu::PipelineCache>>,
     /// By [`Gpu::checked`].
     pipelines: [Mutex<HashMap<Kernel, Pipeline>>; 2],
     compiled: AtomicU64,
@@ -316,6 +320,7 @@ impl Gpu {
             profile,
             params_layout,
             layouts: Mutex::default(),
+            pipeline_cache: Mutex::default(),
             pipelines: Default::default(),
             compiled: AtomicU64::new(0),
             compile_nanos: AtomicU64::new(0),

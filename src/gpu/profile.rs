@@ -44,10 +44,14 @@ pub(super) fn from(
 }
 
 /// The features of this adapter that are of use here, for `wgpu::DeviceDescriptor::required_features`: with sub-groups
-/// there are faster kernels, with timestamps [`Gpu::time`](super::Gpu::time) asks the device. None is needed: what a device
-/// was made without, plans for its profile do without.
+/// there are faster kernels, with timestamps [`Gpu::time`](super::Gpu::time) asks the device, with a pipeline cache
+/// [`Gpu::pipeline_cache`](super::Gpu::pipeline_cache) gives what was compiled. None is needed: what a device was made without,
+/// plans for its profile do without.
 pub fn required_features(adapter: &wgpu::Adapter) -> wgpu::Features {
-    let useful = wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16 | wgpu::Features::TIMESTAMP_QUERY;
+    let useful = wgpu::Features::SUBGROUP
+        | wgpu::Features::SHADER_F16
+        | wgpu::Features::TIMESTAMP_QUERY
+        | wgpu::Features::PIPELINE_CACHE;
     adapter.features() & useful
 }
 

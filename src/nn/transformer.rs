@@ -12,6 +12,11 @@ use crate::ops::optimizer::{AdamPages, AdamSettings};
 use crate::ops::{argmax, cache_write, cross_entropy, embedding, layout, matmul, optimizer};
 use crate::{Error, HostTensor, Result, TensorType};
 
+/// What it costs, for each row of a batch, to leave some out of the loss, as rows of logits for one symbol. On llvmpipe about
+/// 200 (half of the rows left out of 512: no gain with 200 symbols, a sixth of a step with 2000, a quarter with 8000). No GPU
+/// was measured.
+const GATHER_COST: f64 = 128.0;
+
 /// What is minimised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
@@ -50,8 +55,11 @@ pub struct LossGraph {
     pub source_lengths: ValueId,
     /// `u32[B, T]`: what the decoder is given, begin symbol first.
     pub decoder_input: ValueId,
-    /// `u32[B, T]`: what it should say, end symbol last; padding is ignored.
+    /// `u32[B, T]`: what it should say, end symbol last; padding is ignored. With `places`, `u32[R]`: at those only.
     pub targets: ValueId,
+    /// `u32[R]`: the places among the B T that the loss looks at, each once, where it does not look at all of them
+    /// ([`Transformer::loss_graph_of`]).
+    pub places: Option<ValueId>,
     /// `u32[2]`: seed and step, for dropout. `None` in an evaluation.
     pub seed: Option<ValueId>,
     /// `f32[4]`: what changes per step for the optimiser (see [`optimizer::adam`]).
@@ -60,7 +68,7 @@ pub struct LossGraph {
     pub memory: ValueId,
     /// `f32[B T, C]`: the decoder's output.
     pub decoded: ValueId,
-    /// `f32[.., V]`: the logits, in chunks of rows.
+    /// `f32[.., V]`: the logits of B T rows, or of R, in chunks of rows.
     pub logits: Vec<ValueId>,
     /// `f32[1]`: the mean loss over the targets.
     pub loss: ValueId,
@@ -190,12 +198,49 @@ impl Transformer {
         objective: &Objective,
         optimizer: Option<&Optimizer>,
     ) -> Result<LossGraph> {
+        self.loss_graph_of(shape, shape.rows.saturating_mul(shape.target_len), objective, optimizer)
+    }
+
+    /// How many rows [`Transformer::loss_graph_of`] is to be made for, of a batch that has so many targets: these, rounded up
+    /// to an eighth of B T so that there are few graphs; all B T where leaving out padding saves less than it costs.
+    pub fn loss_rows(&self, shape: BatchShape, targets: usize) -> usize {
+        let all = shape.rows.saturating_mul(shape.target_len);
+        // What no graph is made for.
+        if all > u32::MAX as usize || targets > all {
+            return all;
+        }
+        let step = all.div_ceil(8).next_multiple_of(8);
+        let rows = targets.max(1).next_multiple_of(step).min(all);
+        let saved = (all - rows) as f64 * self.config.target_vocabulary as f64;
+        if saved < GATHER_COST * all as f64 { all } else { rows }
+    }
+
+    /// [`Transformer::loss_graph`] of a batch of which only `loss_rows` of the B T places have targets, or fewer: only for
+    /// these are there logits. The loss and its gradients are the same but for rounding.
+    ///
+    /// # Errors
+    /// When the batch is longer than the model allows, or has fewer places.
+    pub fn loss_graph_of(
+        &self,
+        shape: BatchShape,
+        loss_rows: usize,
+        objective: &Objective,
+        optimizer: Option<&Optimizer>,
+    ) -> Result<LossGraph> {
         self.check(shape)?;
         let BatchShape { rows, target_len: t, .. } = shape;
+        if loss_rows == 0 || loss_rows > rows * t {
+            return Err(Error::shape("batch", "loss rows", format!("from 1 to {}", rows * t), loss_rows));
+        }
         let mut graph = Graph::new();
         let g = &mut graph;
         let given = Given::new(g, shape);
-        let targets = g.input("targets", TensorType::u32([rows, t]));
+        let all = loss_rows == rows * t;
+        let targets = match all {
+            true => g.input("targets", TensorType::u32([rows, t])),
+            false => g.input("targets", TensorType::u32([loss_rows])),
+        };
+        let places = (!all).then(|| g.input("loss_places", TensorType::u32([loss_rows])));
         let seed = optimizer.map(|_| g.input("seed", TensorType::u32([2])));
         let mut parameters = Parameters::of(&self.layout, g);
 
@@ -203,7 +248,16 @@ impl Transformer {
         b.recompute = objective.recompute && optimizer.is_some();
         let (memory, decoded) = given.decoded(&mut b)?;
         let decoded = layout::reshape(b.graph, decoded, [rows * t, self.config.width])?;
-        let flat_targets = layout::reshape(b.graph, targets, [rows * t])?;
+        let looked_at = match places {
+            None => decoded,
+            // No sum in the gradient: each place is there once.
+            Some(ids) => b.graph.scoped("loss_rows", |g| {
+                let inputs =
+                    EmbeddingInputs { ids, table: decoded, positions: None, offset: None, seed: None };
+                embedding::embedding(g, inputs, 1.0, None)
+            })?,
+        };
+        let flat_targets = layout::reshape(b.graph, targets, [loss_rows])?;
         let settings = CrossEntropy { ignore: PAD, smoothing: objective.label_smoothing };
         let chunks = Chunks { vocabulary: self.config.target_vocabulary, bytes: objective.max_logits_bytes };
         let mut logits = Vec::new();
@@ -213,7 +267,7 @@ impl Transformer {
             Ok(chunk)
         };
         let Loss { loss, stats } =
-            cross_entropy::chunked(&mut b, decoded, flat_targets, chunks, settings, |b| b.graph, project)?;
+            cross_entropy::chunked(&mut b, looked_at, flat_targets, chunks, settings, |b| b.graph, project)?;
 
         let Given { source, source_lengths, decoder_input } = given;
         let mut out = LossGraph {
@@ -221,6 +275,7 @@ impl Transformer {
             source_lengths,
             decoder_input,
             targets,
+            places,
             seed,
             schedule: None,
             memory,

@@ -230,6 +230,20 @@ impl Batches {
         batches
     }
 
+    /// The arrays of all batches from number `first` on, counted from the first of epoch 0: epoch after epoch, without an
+    /// end.
+    pub fn batches_from(&self, seed: u64, first: u64) -> impl Iterator<Item = Batch> + Send + '_ {
+        let an_epoch = self.batches_per_epoch().max(1) as u64;
+        let epochs = (first / an_epoch..).flat_map(move |epoch| self.epoch(seed, epoch));
+        epochs.skip((first % an_epoch) as usize).map(|rows| self.batch(&rows))
+    }
+
+    /// How many targets a batch that [`Batches::epoch`] listed has, end symbols included.
+    pub fn targets(&self, rows: &BatchRows) -> usize {
+        let known = rows.indices.iter().filter_map(|&index| self.examples.get(index)).take(rows.bucket.rows);
+        known.map(|example| (example.target.len() + 1).min(rows.bucket.target_len)).sum()
+    }
+
     /// How many batches an epoch has.
     pub fn batches_per_epoch(&self) -> usize {
         cut_in_batches(self.buckets.clone()).len()
@@ -487,6 +501,7 @@ mod tests {
                         assert!(buckets.contains(&rows.bucket) && !rows.indices.is_empty());
                         let batch = batches.batch(rows);
                         assert_eq!(batch.indices, rows.indices);
+                        assert_eq!(batch.tokens, batches.targets(rows));
                         for (row, &index) in batch.indices.iter().enumerate() {
                             seen[index] += 1;
                             let example = &examples[index];
@@ -518,6 +533,20 @@ mod tests {
         assert_eq!(batches.epoch(1, 2), batches.epoch(1, 2));
         assert_ne!(batches.epoch(1, 2), batches.epoch(1, 3));
         assert_ne!(batches.epoch(1, 2), batches.epoch(2, 2));
+    }
+
+    #[test]
+    fn batches_follow_each_other_epoch_after_epoch() {
+        let batches =
+            Batches::new(examples(&random_lengths(100, 20, 1)), &options(BatchSize::Sentences(16))).unwrap();
+        let epochs = (0..3).flat_map(|epoch| batches.epoch(7, epoch));
+        let all: Vec<Batch> = epochs.map(|rows| batches.batch(&rows)).collect();
+        let an_epoch = batches.batches_per_epoch();
+        assert_eq!(all.len(), 3 * an_epoch);
+        for first in [0, 1, an_epoch - 1, an_epoch, an_epoch + 2] {
+            let found: Vec<Batch> = batches.batches_from(7, first as u64).take(all.len() - first).collect();
+            assert!(found == all[first..], "from {first}");
+        }
     }
 
     #[test]

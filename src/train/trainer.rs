@@ -8,7 +8,7 @@ use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
 use crate::verify::Verification;
 use crate::{Error, HostTensor, Result, Shape, TensorType};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// How a model is trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,7 +120,15 @@ pub struct Evaluation {
 
 struct Prepared {
     io: LossGraph,
+    loss_rows: usize,
     executor: Executor,
+}
+
+/// What a plan is made for: a shape, and how many of its B T places have logits.
+type Work = (BatchShape, usize);
+
+fn full(shape: BatchShape) -> Work {
+    (shape, shape.rows.saturating_mul(shape.target_len))
 }
 
 impl Prepared {
@@ -130,7 +138,13 @@ impl Prepared {
         e.write(self.io.source, &HostTensor::u32([rows, source_len], batch.source.clone()))?;
         e.write(self.io.source_lengths, &HostTensor::u32([rows], batch.source_lengths.clone()))?;
         e.write(self.io.decoder_input, &HostTensor::u32([rows, target_len], batch.decoder_input.clone()))?;
-        e.write(self.io.targets, &HostTensor::u32([rows, target_len], batch.targets.clone()))
+        let Some(places) = self.io.places else {
+            return e.write(self.io.targets, &HostTensor::u32([rows, target_len], batch.targets.clone()));
+        };
+        let of_loss = batch.loss_places(self.loss_rows);
+        let targets = of_loss.iter().map(|&place| batch.targets[place as usize]).collect();
+        e.write(places, &HostTensor::u32([self.loss_rows], of_loss))?;
+        e.write(self.io.targets, &HostTensor::u32([self.loss_rows], targets))
     }
 }
 
@@ -141,8 +155,10 @@ pub struct Trainer {
     model: Transformer,
     settings: TrainerSettings,
     step: u64,
-    training: HashMap<BatchShape, Prepared>,
-    evaluation: HashMap<BatchShape, Prepared>,
+    training: HashMap<Work, Prepared>,
+    evaluation: HashMap<Work, Prepared>,
+    /// Within a budget: what [`Trainer::prepare_for`] found room for.
+    partial: BTreeSet<Work>,
     /// The first of [`Trainer::objectives`] that is worth trying.
     way: usize,
 }
@@ -192,6 +208,7 @@ impl Trainer {
             step: 0,
             training: HashMap::new(),
             evaluation: HashMap::new(),
+            partial: BTreeSet::new(),
             way: 0,
         })
     }
@@ -211,25 +228,62 @@ impl Trainer {
         self.step
     }
 
-    /// Plans and compiles for batches of these shapes, so that no step has to. Best with the largest first.
+    /// Plans and compiles for batches of these shapes that have little padding among their targets, so that no step has to.
+    /// Best with the largest first. Others have plans of their own: [`Trainer::prepare_for`].
     ///
     /// # Errors
     /// When a shape is impossible or the device too small.
     pub fn prepare(&mut self, shapes: &[BatchShape]) -> Result<()> {
         for &shape in shapes {
-            self.training(shape)?;
+            self.training(full(shape))?;
         }
         Ok(())
     }
 
-    fn training(&mut self, shape: BatchShape) -> Result<&mut Prepared> {
-        if !self.training.contains_key(&shape) {
-            let optimizer =
-                Optimizer { adam: self.settings.adam.clone(), clip_norm: self.settings.clip_norm };
-            let prepared = self.build(shape, Some(&optimizer))?;
-            self.training.insert(shape, prepared);
+    /// Plans and compiles for batches of this shape with about so many targets that are no padding; for the others there
+    /// are no logits, where that is worth it ([`Transformer::loss_rows`]).
+    ///
+    /// Within a budget ([`TrainerSettings::max_bytes`]) only batches that were prepared for are computed so, and only where the
+    /// budget has room for that plan beside the one for all places: how a step is computed does not depend on the
+    /// batches before it.
+    ///
+    /// # Errors
+    /// When the shape is impossible or the device too small.
+    pub fn prepare_for(&mut self, shape: BatchShape, targets: usize) -> Result<()> {
+        let work = (shape, self.model.loss_rows(shape, targets));
+        if self.settings.max_bytes.is_none() || work == full(shape) {
+            return self.training(work).map(drop);
         }
-        self.training.get_mut(&shape).ok_or_else(|| Error::Internal("a plan was lost".into()))
+        self.training(full(shape))?;
+        if !self.partial.contains(&work)
+            && let Ok(prepared) = self.fitting(work, Some(&self.optimizer()))?
+        {
+            self.training.insert(work, prepared);
+            self.partial.insert(work);
+        }
+        Ok(())
+    }
+
+    /// What the plan of a batch's training step is made for.
+    fn work(&self, batch: &Batch) -> Work {
+        let shape = batch.shape;
+        let rows = self.model.loss_rows(shape, batch.count_targets());
+        match self.settings.max_bytes {
+            None => (shape, rows),
+            Some(_) => self.partial.range((shape, rows)..full(shape)).next().copied().unwrap_or(full(shape)),
+        }
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        Optimizer { adam: self.settings.adam.clone(), clip_norm: self.settings.clip_norm }
+    }
+
+    fn training(&mut self, work: Work) -> Result<&mut Prepared> {
+        if !self.training.contains_key(&work) {
+            let prepared = self.build(work, Some(&self.optimizer()))?;
+            self.training.insert(work, prepared);
+        }
+        self.training.get_mut(&work).ok_or_else(|| Error::Internal("a plan was lost".into()))
     }
 
     /// The device memory of its states, slots and of what each of its plans has for itself, in bytes. Buffers for reading
@@ -245,21 +299,15 @@ impl Trainer {
 
     /// Plans a batch within the budget: in the fastest way that fits beside the plans that are there. Where none does, those
     /// are given up, and made again in less memory when they are needed.
-    fn build(&mut self, shape: BatchShape, optimizer: Option<&Optimizer>) -> Result<Prepared> {
-        let ways = self.objectives(shape, optimizer.is_some());
+    fn build(&mut self, work: Work, optimizer: Option<&Optimizer>) -> Result<Prepared> {
+        let ways = self.objectives(work, optimizer.is_some()).len();
         let (mut least, before) = (u64::MAX, self.way);
         loop {
-            for objective in &ways[self.way.min(ways.len() - 1)..] {
-                let io = self.model.loss_graph(shape, objective, optimizer)?;
-                let plan = Plan::new(&io.graph, &io.outputs(), self.gpu.profile())?;
-                let needed = self.memory.bytes_with_plan(&plan) + self.own_bytes() + plan.own_bytes();
-                if self.settings.max_bytes.is_none_or(|most| needed <= most) {
-                    let executor = self.gpu.executor(plan, &self.memory)?;
-                    return Ok(Prepared { io, executor });
-                }
-                least = least.min(needed);
+            match self.fitting(work, optimizer)? {
+                Ok(prepared) => return Ok(prepared),
+                Err(needed) => least = least.min(needed),
             }
-            if self.way + 1 >= ways.len() {
+            if self.way + 1 >= ways {
                 break;
             }
             self.way += 1;
@@ -269,7 +317,7 @@ impl Trainer {
         }
         // Other batches may still fit in a faster way.
         self.way = before;
-        let BatchShape { rows, source_len, target_len } = shape;
+        let BatchShape { rows, source_len, target_len } = work.0;
         let problem = format!(
             "a batch of {rows} x ({source_len} + {target_len}) symbols needs {least} bytes at least, {} are allowed: \
              allow more, or take smaller batches",
@@ -278,18 +326,36 @@ impl Trainer {
         Err(Error::config("max_bytes", problem))
     }
 
+    /// A plan in the fastest way that is worth trying and fits beside the plans that are there, or the bytes that would do.
+    fn fitting(&self, work: Work, optimizer: Option<&Optimizer>) -> Result<Result<Prepared, u64>> {
+        let ways = self.objectives(work, optimizer.is_some());
+        let mut least = u64::MAX;
+        for objective in &ways[self.way.min(ways.len() - 1)..] {
+            let io = self.model.loss_graph_of(work.0, work.1, objective, optimizer)?;
+            let plan = Plan::new(&io.graph, &io.outputs(), self.gpu.profile())?;
+            let needed = self.memory.bytes_with_plan(&plan) + self.own_bytes() + plan.own_bytes();
+            if self.settings.max_bytes.is_none_or(|most| needed <= most) {
+                let executor = self.gpu.executor(plan, &self.memory)?;
+                return Ok(Ok(Prepared { io, loss_rows: work.1, executor }));
+            }
+            least = least.min(needed);
+        }
+        Ok(Err(least))
+    }
+
     /// How a loss may be computed: the fastest way first, each with less memory.
-    fn objectives(&self, shape: BatchShape, training: bool) -> Vec<Objective> {
+    fn objectives(&self, (_, loss_rows): Work, training: bool) -> Vec<Objective> {
         let objective = self.settings.objective;
         let row = 4 * self.model.config().target_vocabulary as u64;
-        let all = row.saturating_mul((shape.rows as u64).saturating_mul(shape.target_len as u64));
+        let all = row.saturating_mul(loss_rows as u64);
         let most = objective.max_logits_bytes.min(self.gpu.profile().max_binding_bytes);
         if self.settings.max_bytes.is_none() {
             return vec![Objective { max_logits_bytes: most, ..objective }];
         }
         let again =
             if training && !objective.recompute { vec![false, true] } else { vec![objective.recompute] };
-        let parts = [1, 4, 16, 64].map(|parts| most.min(all / parts).max(row));
+        // The first is what is done without a budget.
+        let parts = [most, all / 4, all / 16, all / 64].map(|bytes| most.min(bytes).max(row));
         let with =
             |recompute| parts.map(|bytes| Objective { max_logits_bytes: bytes, recompute, ..objective });
         again.into_iter().flat_map(with).collect()
@@ -301,7 +367,7 @@ impl Trainer {
     /// When the batch does not fit the model, or the device failed.
     pub fn step(&mut self, batch: &Batch) -> Result<PendingStep> {
         let learning_rate = self.write(batch)?;
-        let fetch = self.training(batch.shape)?.executor.run_and_fetch()?;
+        let fetch = self.training(self.work(batch))?.executor.run_and_fetch()?;
         self.step += 1;
         Ok(PendingStep { step: self.step, learning_rate, fetch })
     }
@@ -312,7 +378,7 @@ impl Trainer {
     /// When the batch does not fit the model, or the device failed.
     pub fn step_verified(&mut self, batch: &Batch) -> Result<(PendingStep, Verification)> {
         let learning_rate = self.write(batch)?;
-        let prepared = self.training(batch.shape)?;
+        let prepared = self.training(self.work(batch))?;
         let mut found = prepared.executor.verify(&prepared.io.graph)?;
         let fetch = prepared.executor.run_and_fetch()?;
         found.compare_states(&prepared.executor)?;
@@ -328,7 +394,7 @@ impl Trainer {
         let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step as f64))) as f32;
         let schedule =
             vec![learning_rate as f32, correction(settings.adam.beta1), correction(settings.adam.beta2), 1.0];
-        let prepared = self.training(batch.shape)?;
+        let prepared = self.training(self.work(batch))?;
         prepared.write(batch)?;
         if let Some(id) = prepared.io.seed {
             // Both halves of the seed count.
@@ -348,11 +414,15 @@ impl Trainer {
     pub fn evaluate(&mut self, batches: impl IntoIterator<Item = Batch>) -> Result<Evaluation> {
         let mut sums = [0.0f64; 3];
         for batch in batches {
-            if !self.evaluation.contains_key(&batch.shape) {
-                let prepared = self.build(batch.shape, None)?;
-                self.evaluation.insert(batch.shape, prepared);
+            let work = match self.settings.max_bytes {
+                None => self.work(&batch),
+                Some(_) => full(batch.shape),
+            };
+            if !self.evaluation.contains_key(&work) {
+                let prepared = self.build(work, None)?;
+                self.evaluation.insert(work, prepared);
             }
-            let Some(prepared) = self.evaluation.get_mut(&batch.shape) else { continue };
+            let Some(prepared) = self.evaluation.get_mut(&work) else { continue };
             prepared.write(&batch)?;
             let values = prepared.executor.run_and_fetch()?.wait()?;
             for (sum, &x) in sums.iter_mut().zip(values[1].as_f32("stats")?) {
