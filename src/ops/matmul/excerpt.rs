@@ -67,7 +67,7 @@ pub(super) fn excerpts(op: &Product, inputs: &[&Tensor64], rng: &mut Rng) -> Vec
     };
     let results = 1 + op.saves_pre() as usize;
     vec![Excerpt {
-        op: Box::new(Product { at, bias: op.bias, activation: op.activation, residual: op.residual }),
+        op: Box::new(Product { at, ..*op }),
         inputs: parts,
         places: (0..results).map(|i| Some((i, out.clone()))).collect(),
     }]

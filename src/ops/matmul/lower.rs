@@ -7,7 +7,7 @@ use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::elementwise::Activation;
 use crate::profile::DeviceClass;
-use crate::{Result, TensorType};
+use crate::{DType, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/matmul.wgsl");
 pub(in crate::ops) const SUBGROUP: &str = include_str!("../../../shaders/matmul_subgroup.wgsl");
@@ -95,12 +95,14 @@ struct Factor {
     extent: usize,
     /// Starts of rows, and the size of the tensor, divide by four.
     aligned: bool,
+    dtype: DType,
 }
 
 /// How a kernel finds a factor: strides in elements of the binding.
 #[derive(Clone, Copy)]
 struct Source {
     operand: Operand,
+    dtype: DType,
     read: Read,
     start: usize,
     k: usize,
@@ -125,6 +127,7 @@ impl Factor {
         let (k, across) = if self.across { (row, 1) } else { (1, row) };
         Source {
             operand: self.operand,
+            dtype: self.dtype,
             read,
             start: self.view.start / unit,
             k,
@@ -151,6 +154,10 @@ struct Lower<'a> {
     /// `elem`, which out is written by, is vec4<f32>.
     vec4: bool,
     pre: bool,
+    /// Of factors and bias.
+    dtype: DType,
+    /// Of out and residual.
+    out: DType,
 }
 
 pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
@@ -161,6 +168,7 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
         across,
         extent,
         aligned: aligned(&view, if across { s.k } else { extent }, s.batch, l.input_type(i)),
+        dtype: l.input_type(i).dtype,
     };
     let it = Lower {
         op,
@@ -168,6 +176,8 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
         b: factor(1, s.b, s.form_b == Form::Plain, s.n),
         vec4: s.n.is_multiple_of(4) && aligned(&s.out, s.m, s.batch, l.output_type(0)),
         pre: op.saves_pre() && l.output_used(1),
+        dtype: l.input_type(0).dtype,
+        out: l.output_type(0).dtype,
     };
     if !op.covers() {
         it.push_zero(l)?;
@@ -209,8 +219,11 @@ impl Lower<'_> {
         let splits = self.splits(tiles_m * tiles_n, 8);
         // What is costly to compile or reads memory for each element.
         let later = self.op.residual || !matches!(self.op.activation, Activation::None | Activation::Relu);
+        // What a second turn reads would have been rounded before.
+        let later = later && self.out == DType::F32;
         let constants = vec![
-            ("b_elem", Const::Alias("vec4<f32>")),
+            ("b_elem", Const::element(b.dtype, true)),
+            ("b_wide", Const::element(DType::F32, true)),
             ("LANES", Const::U32(lanes)),
             ("TM", Const::U32(tm)),
             ("TN", Const::U32(tn)),
@@ -219,7 +232,7 @@ impl Lower<'_> {
             ("B_ALONG_K", Const::Bool(b_along_k)),
             ("LATER", Const::Bool(later && splits == 1)),
         ];
-        let requires = Requires { subgroup_size: Some(lanes), workgroup_bytes: 0, invocations: lanes };
+        let requires = Requires { subgroup_size: Some(lanes), invocations: lanes, ..Default::default() };
         let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, splits };
         self.push_product(l, work, constants, requires)
     }
@@ -263,14 +276,16 @@ impl Lower<'_> {
                 bindings: vec![Access::Read, Access::Write],
                 params: PackParams::FIELDS,
                 constants: vec![
-                    ("x_elem", Const::Alias(elem(read != Read::Scalar))),
+                    ("x_elem", Const::element(x.dtype, read != Read::Scalar)),
+                    ("x_wide", Const::element(DType::F32, read != Read::Scalar)),
                     ("LANES", Const::U32(lanes)),
                     ("W", Const::U32(w as u32)),
                     ("CHUNK", Const::U32(CHUNK as u32)),
                     ("ALONG", Const::U32(along)),
                 ],
                 requires: Requires { invocations: lanes, ..Default::default() },
-            },
+            }
+            .stores_f16(x.dtype == DType::F16),
             operands: vec![x.operand.into(), out.into()],
             params: params.bytes(),
             groups: l.groups_1d(groups)?,
@@ -279,6 +294,7 @@ impl Lower<'_> {
         l.push(dispatch);
         Ok(Source {
             operand: out,
+            dtype: DType::F32,
             read: Read::Across,
             start: 0,
             k: w / 4,
@@ -300,8 +316,11 @@ impl Lower<'_> {
         let columns = if it.vec4 { s.n / 4 } else { s.n };
         let width = if it.vec4 { 4 } else { 1 };
         let b_along_k = read_b == Read::AlongK;
-        let mut constants =
-            vec![("b_elem", Const::Alias(elem(it.vec4))), ("B_ALONG_K", Const::Bool(b_along_k))];
+        let mut constants = vec![
+            ("b_elem", Const::element(self.b.dtype, it.vec4)),
+            ("b_wide", Const::element(DType::F32, it.vec4)),
+            ("B_ALONG_K", Const::Bool(b_along_k)),
+        ];
         let variant = portable_variant(s.m, s.n, s.batch[0] * s.batch[1], 4 / width);
         let (name, text, read_a, tile, requires) = match variant {
             Portable::Tile { tx, ty, rm, rn, slab } => {
@@ -411,7 +430,8 @@ impl Lower<'_> {
             out_outer: (at.batch[0] / unit) as u32,
             out_inner: (at.batch[1] / unit) as u32,
         };
-        constants.push(("a_elem", Const::Alias(elem(a.read != Read::Scalar))));
+        constants.push(("a_elem", Const::element(a.dtype, a.read != Read::Scalar)));
+        constants.push(("a_wide", Const::element(DType::F32, a.read != Read::Scalar)));
         constants.extend(self.epilogue(!split));
         let dispatch = Dispatch {
             kernel: Kernel {
@@ -422,7 +442,8 @@ impl Lower<'_> {
                 params: Params::FIELDS,
                 constants,
                 requires,
-            },
+            }
+            .stores_f16(self.dtype == DType::F16),
             operands: self.operands(l, a.operand, b.operand, dest, !split),
             params: params.bytes(),
             groups: l.groups_1d(params.count as usize)?,
@@ -456,6 +477,8 @@ impl Lower<'_> {
         let count = l.output_type(0).shape.elements() / if self.vec4 { 4 } else { 1 };
         let mut kernel = self.plain_kernel("zero", false);
         kernel.bindings[4] = Access::Write;
+        let out = Const::element(self.out, self.vec4);
+        kernel.constants.iter_mut().filter(|c| c.0 == "out_elem").for_each(|c| c.1 = out);
         let params = Params { count: count as u32, ..Default::default() };
         let b = self.b.operand;
         let dispatch = Dispatch {
@@ -472,7 +495,7 @@ impl Lower<'_> {
     /// A kernel of matmul.wgsl alone; `last` says whether it has the epilogue.
     fn plain_kernel(&self, entry: &'static str, last: bool) -> Kernel {
         let mut constants = self.epilogue(last);
-        constants.extend([("a_elem", Const::Alias("f32")), ("b_elem", Const::Alias("f32"))]);
+        constants.extend(["a_elem", "a_wide", "b_elem", "b_wide"].map(|name| (name, Const::Alias("f32"))));
         Kernel {
             name: format!("matmul/{entry}"),
             parts: parts([SOURCE].into_iter().chain(self.shared_parts(last))),
@@ -482,6 +505,7 @@ impl Lower<'_> {
             constants,
             requires: Requires { invocations: 64, ..Default::default() },
         }
+        .stores_f16(self.dtype == DType::F16)
     }
 
     /// The text that names `elem`, that of the activations, and that of the second output.
@@ -516,7 +540,12 @@ impl Lower<'_> {
     /// The constants of the epilogue; a pass before the last has none.
     fn epilogue(&self, last: bool) -> Constants {
         let act = if last { self.op.activation } else { Activation::None };
+        let elem = |dtype: DType| Const::element(dtype, self.vec4);
         vec![
+            ("bias_elem", elem(self.dtype)),
+            // The type of what stands in for it, where it is absent.
+            ("residual_elem", elem(if self.op.residual && last { self.out } else { self.dtype })),
+            ("out_elem", elem(if last { self.out } else { DType::F32 })),
             ("BIAS", Const::Bool(self.op.bias && last)),
             ("RESIDUAL", Const::Bool(self.op.residual && last)),
             ("ACTIVATION", Const::U32(act.code())),
@@ -537,10 +566,6 @@ struct Work {
     columns: usize,
     /// Parts of k, summed by groups of their own.
     splits: usize,
-}
-
-fn elem(vec4: bool) -> &'static str {
-    if vec4 { "vec4<f32>" } else { "f32" }
 }
 
 /// TM and TN for `m` rows and `columns` columns of four: the pair that wastes least. What a tile computes a second costs
