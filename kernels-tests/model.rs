@@ -1,12 +1,14 @@
-//! Whole models: a training step node by node and against the interpreter, and a task that is learned without an error.
+//! Whole models: a training step node by node and against the interpreter, a task that is learned without an error, and
+//! models of 16-bit floats.
 
 use crate::{Outcome, Passed, Run, Test};
+use std::collections::HashMap;
 use wgformer::gpu::Memory;
 use wgformer::graph::{Interpreter, Role, ValueId};
 use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
 use wgformer::nn::{
-    BatchShape, LossGraph, NormPlacement, Objective, Optimizer, Positions, Transformer, TransformerConfig,
-    Tying, page_name,
+    BatchShape, ForwardGraph, LossGraph, NormPlacement, Objective, Optimizer, Positions, Precision,
+    Transformer, TransformerConfig, Tying, page_name,
 };
 use wgformer::ops::elementwise::Activation;
 use wgformer::ops::optimizer::AdamSettings;
@@ -15,8 +17,8 @@ use wgformer::rng::Rng;
 use wgformer::testing::{Runner, profiles};
 use wgformer::text::{BatchOptions, BatchSize, Batches, Example};
 use wgformer::train::{Decay, Schedule, Trainer, TrainerSettings};
-use wgformer::verify::{Order, Replay};
-use wgformer::{DeviceProfile, HostTensor, Result};
+use wgformer::verify::{Order, Replay, bounds};
+use wgformer::{DType, DeviceProfile, ErrorKind, HostTensor, Result, Tensor64};
 
 const VOCABULARY: usize = 13;
 
@@ -116,6 +118,11 @@ pub fn tests() -> Vec<Test> {
                     compare(runner, &gathered?, &whole?, &profile(runner, on)?)
                 },
             ));
+        }
+        for (name, config, _) in models() {
+            all.push(test("f16", format!("{name}, {on}"), move |runner| {
+                half(runner, &config, shape, &profile(runner, on)?)
+            }));
         }
         all.push(test("step", format!("the preset small, node by node, {on}"), move |runner| {
             let shape = BatchShape { rows: 3, source_len: 17, target_len: 14 };
@@ -279,6 +286,153 @@ fn compare(on: &Runner, step: &Step, oracle: &Step, profile: &DeviceProfile) -> 
     Ok(problems)
 }
 
+/// A model of 16-bit floats: the logits of a batch, an encoding and three steps of decoding, node by node; and the logits
+/// against those of the parameters as they were, in f64.
+fn half(
+    on: &Runner,
+    config: &TransformerConfig,
+    shape: BatchShape,
+    profile: &DeviceProfile,
+) -> Result<Vec<String>> {
+    let (full, half) =
+        (Transformer::new(config.clone())?, Transformer::with_precision(config.clone(), Precision::F16)?);
+    let mut rng = Rng::new(5);
+    // As after some training: gamma is not 1 and no bias 0.
+    let parameters = full.layout().parameters().iter().map(|p| {
+        let values = p.initial(9).into_iter().map(|x| x + 0.02 * rng.normal() as f32).collect();
+        (p.name.clone(), HostTensor::f32(p.shape.clone(), values))
+    });
+    let parameters: HashMap<String, HostTensor> = parameters.collect();
+    let decoder = match Decoder::new(&on.gpu, half.clone(), &parameters, SpecialIds::default()) {
+        Ok(decoder) if on.gpu.profile().f16 => decoder,
+        Ok(_) => return Ok(vec!["a device without 16-bit floats takes them".into()]),
+        // Refused is what it must be there.
+        Err(e) if e.kind() == ErrorKind::Unsupported && !on.gpu.profile().f16 => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let BatchShape { rows, source_len, target_len } = shape;
+    let mut ids = |count: usize, vocabulary: usize| -> Vec<u32> {
+        (0..count).map(|_| 1 + rng.below(vocabulary as u64 - 1) as u32).collect()
+    };
+    let source = HostTensor::u32([rows, source_len], ids(rows * source_len, config.source_vocabulary));
+    let target = HostTensor::u32([rows, target_len], ids(rows * target_len, config.target_vocabulary));
+    let lengths = (0..rows).map(|r| (source_len - r * source_len / rows) as u32).collect();
+    let lengths = HostTensor::u32([rows], lengths);
+
+    let mut problems = Vec::new();
+    let io = half.forward_graph(shape)?;
+    let plan = Plan::new(&io.graph, &[io.logits], profile)?;
+    let mut forward = on.gpu.executor(plan, decoder.memory())?;
+    forward.write(io.source, &source)?;
+    forward.write(io.source_lengths, &lengths)?;
+    forward.write(io.decoder_input, &target)?;
+    let mut found = forward.verify(&io.graph)?;
+    forward.run()?;
+    found.compare_outputs(&forward)?;
+    problems.extend(found.troubles.iter().map(|t| format!("logits: {t}")));
+    let inputs = [source.clone(), lengths.clone(), target];
+    let logits = forward.read(io.logits)?.to_f64();
+    problems.extend(near(&full.forward_graph(shape)?, &parameters, &inputs, &logits)?);
+
+    let io = half.encode_graph(shape)?;
+    let mut encode = on.gpu.executor(Plan::new(&io.graph, &[], profile)?, decoder.memory())?;
+    encode.write(io.source, &source)?;
+    encode.write(io.source_lengths, &lengths)?;
+    let mut found = encode.verify(&io.graph)?;
+    encode.run()?;
+    found.compare_states(&encode)?;
+    problems.extend(found.troubles.iter().map(|t| format!("encoding: {t}")));
+    let io = half.decode_graph(shape, 7)?;
+    let mut decode = on.gpu.executor(Plan::new(&io.graph, &[io.next], profile)?, decoder.memory())?;
+    decoder.memory().write(&io.token, &HostTensor::u32([rows, 1], vec![1; rows]))?;
+    decode.write(io.source_lengths, &lengths)?;
+    for position in 0..3 {
+        decode.write(io.position, &HostTensor::u32([1], vec![position]))?;
+        decode.write(io.target_lengths, &HostTensor::u32([rows], vec![position + 1; rows]))?;
+        let mut found = decode.verify(&io.graph)?;
+        decode.run()?;
+        found.compare_states(&decode)?;
+        problems.extend(found.troubles.iter().map(|t| format!("decoding at {position}: {t}")));
+    }
+    Ok(problems)
+}
+
+/// Logits of a model of 16-bit floats against those of the parameters as they were, in f64: some of them, and how far they
+/// may be to first order. A logit moves by its derivative by each number that is stored, times the rounding of that number;
+/// the derivatives are those of the f32 graph `io`, which has the same nodes. Roundings of many numbers are independent, each
+/// anywhere within its bound, so their sum is normally distributed: six standard deviations are allowed.
+fn near(
+    io: &ForwardGraph,
+    parameters: &HashMap<String, HostTensor>,
+    inputs: &[HostTensor; 3],
+    logits: &Tensor64,
+) -> Result<Vec<String>> {
+    let mut graph = io.graph.clone();
+    let nodes = graph.nodes().len();
+    let stored: Vec<ValueId> = graph
+        .ids()
+        .filter(|&id| graph.value(id).ty.dtype == DType::F32)
+        .filter(|&id| !matches!(graph.value(id).role, Role::State))
+        .collect();
+    let seed = graph.input("seed", graph.value(io.logits).ty.clone());
+    let gradients = graph.backward(&[(io.logits, seed)], &stored)?;
+    let mut run = Interpreter::new();
+    for (id, value) in [io.source, io.source_lengths, io.decoder_input].into_iter().zip(inputs) {
+        run.set(&graph, id, value.to_f64())?;
+    }
+    // Parameters are views of pages.
+    let mut pages: HashMap<ValueId, Tensor64> = HashMap::new();
+    for id in graph.ids().filter(|&id| matches!(graph.value(id).role, Role::View)) {
+        let (page, start) = graph.resolve(id);
+        let values = parameters[&graph.value(id).name].to_f64().data;
+        let shape = graph.value(page).ty.shape.clone();
+        let page = pages.entry(page).or_insert_with(|| Tensor64::zeros(shape));
+        page.data[start..start + values.len()].copy_from_slice(&values);
+    }
+    for (id, page) in pages {
+        run.set(&graph, id, page)?;
+    }
+    let mut problems = Vec::new();
+    let mut rng = Rng::new(11);
+    for _ in 0..8 {
+        let place = rng.below(logits.data.len() as u64) as usize;
+        let one = |i| if i == place { 1.0 } else { 0.0 };
+        run.set(&graph, seed, Tensor64::from_fn(logits.shape.clone(), one))?;
+        run.run(&graph)?;
+        // By value, how far its elements may be: what its kernel rounds, and what storing it does.
+        let mut errors: HashMap<ValueId, Vec<f64>> = HashMap::new();
+        for node in &graph.nodes()[..nodes] {
+            let of = |ids: &[ValueId]| ids.iter().map(|&id| run.get(&graph, id)).collect::<Result<Vec<_>>>();
+            let (inputs, results) = (of(&node.inputs)?, of(&node.outputs)?);
+            let found = bounds(&*node.op, &inputs.iter().collect::<Vec<_>>(), &results);
+            errors.extend(node.outputs.iter().copied().zip(found));
+        }
+        let mut variance = 0.0;
+        for (id, gradient) in stored.iter().zip(&gradients) {
+            let Some(gradient) = gradient else { continue };
+            let (gradient, value) = (run.get(&graph, *gradient)?, run.get(&graph, *id)?);
+            for (i, (d, x)) in gradient.data.iter().zip(&value.data).enumerate() {
+                let rounded = errors.get(id).map_or(f64::INFINITY, |e| e[i]);
+                // What only moves has no error of its own; parameters and constants have that of storing them.
+                let own = if rounded.is_finite() { rounded } else { 0.0 };
+                let storing = if rounded > 0.0 && *id != io.logits {
+                    2f64.powi(-11) * x.abs() + 2f64.powi(-25)
+                } else {
+                    0.0
+                };
+                variance += (d * (own + storing)).powi(2) / 3.0;
+            }
+        }
+        let bound = 6.0 * variance.sqrt();
+        let (got, want) = (logits.data[place], run.get(&graph, io.logits)?.data[place]);
+        let within = (got - want).abs() <= bound;
+        if !within {
+            problems.push(format!("logit {place}: got {got:e}, expected {want:e} within {bound:.1e}"));
+        }
+    }
+    Ok(problems)
+}
+
 /// Sequences of random symbols, to be copied.
 fn sequences(count: usize, seed: u64) -> Vec<Example> {
     let mut rng = Rng::new(seed);
@@ -327,11 +481,22 @@ fn copying(on: &Runner) -> Result<Vec<String>> {
     }
     let loss = last.map(|step| step.wait()).transpose()?.map_or(f64::NAN, |report| report.loss);
     let special = SpecialIds { pad: 0, begin: 1, end: 2, unknown: 3 };
-    let mut decoder = Decoder::with_memory(&on.gpu, model, trainer.memory().clone(), special);
+    let mut decoder = Decoder::with_memory(&on.gpu, model.clone(), trainer.memory().clone(), special);
     let unseen = sequences(100, 2);
     let sources: Vec<Vec<u32>> =
         unseen.iter().map(|e| e.source.iter().copied().chain([2]).collect()).collect();
-    let said = decoder.greedy(&sources, DecodeSettings { batch: 32, max_length: 24 })?;
+    let settings = DecodeSettings { batch: 32, max_length: 24 };
+    let said = decoder.greedy(&sources, settings)?;
+    if on.gpu.profile().f16 {
+        let half = Transformer::with_precision(model.config().clone(), Precision::F16)?;
+        let parameters = trainer.parameters()?.into_iter().collect();
+        let halved = Decoder::new(&on.gpu, half, &parameters, special)?.greedy(&sources, settings)?;
+        let other = said.iter().zip(&halved).filter(|(full, half)| full != half).count();
+        // Two symbols may be nearly as likely.
+        if other > 2 {
+            return Ok(vec![format!("{other} of 100 are others with 16-bit floats")]);
+        }
+    }
     let wrong: Vec<_> = said.iter().zip(&unseen).filter(|(s, e)| **s != e.target).collect();
     Ok(match wrong.first() {
         None => Vec::new(),

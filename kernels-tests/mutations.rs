@@ -134,7 +134,7 @@ const MUTATIONS: &[Mutation] = &[
     once(
         "a bias that is forgotten",
         "matmul.wgsl",
-        ("v += bias[column];", "v += elem(0.0) * bias[column];"),
+        ("v += elem(bias[column]);", "v += elem(0.0) * bias[column];"),
         ("matmul", "bias true"),
     ),
     once(

@@ -137,6 +137,7 @@ fn attentions() -> BoxedStrategy<Setup> {
         .prop_map(|((batch, (t, s), heads), joint, lengths, p, (scale, size))| {
             let (s, all) = (if joint { t } else { s }, t <= 8);
             Setup {
+                half: false,
                 batch,
                 t,
                 s,

@@ -19,7 +19,8 @@
 // columns c + j NC of each chunk of DC elems. The head dimension goes through workgroup memory in NCH chunks.
 //
 // Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
-// FOUR whether elem is vec4<f32> (else f32). alias elem. With lib/random.wgsl.
+// FOUR whether elem is vec4<f32> (else f32). aliases elem, and stored, the same of what q, k, v and
+// out are stored in (16-bit floats in `forward` and `plot` only). With lib/random.wgsl.
 
 struct Params {
     batch: u32, // B
@@ -56,9 +57,9 @@ const LOG2E = 1.4426950408889634;
 const MASKED = -1e30; // the score of a key that may not be attended to
 const VISIBLE = -5e29; // scores above are of keys that may
 
-@group(0) @binding(0) var<storage, read> q: array<elem>; // [B, T, H, D] by q_row, q_at
-@group(0) @binding(1) var<storage, read> k: array<elem>; // [B, S, H, D] by k_row, k_at
-@group(0) @binding(2) var<storage, read> v: array<elem>; // [B, S, H, D] by v_row, v_at
+@group(0) @binding(0) var<storage, read> q: array<stored>; // [B, T, H, D] by q_row, q_at
+@group(0) @binding(1) var<storage, read> k: array<stored>; // [B, S, H, D] by k_row, k_at
+@group(0) @binding(2) var<storage, read> v: array<stored>; // [B, S, H, D] by v_row, v_at
 @group(0) @binding(3) var<storage, read> extra: array<u32>; // mask [B or 1, T, S] and bias f32 [H, T, S]
 
 fn q_index(b: u32, t: u32, h: u32) -> u32 {
@@ -171,7 +172,7 @@ fn weigh_tile(r: u32, c: u32, chunk: u32, count: u32, sums: ptr<function, Sums>)
 
 @group(0) @binding(4) var<storage, read> lengths: array<u32>; // [B]
 @group(0) @binding(5) var<storage, read> seed: array<u32>; // [2]
-@group(0) @binding(6) var<storage, read_write> out: array<elem>; // [B, T, H, D]
+@group(0) @binding(6) var<storage, read_write> out: array<stored>; // [B, T, H, D]
 @group(0) @binding(7) var<storage, read_write> lse: array<f32>; // [B, H, T]
 
 fn key_count(b: u32) -> u32 {
@@ -188,12 +189,12 @@ fn load(what: u32, b: u32, h: u32, row: u32, e: u32) -> elem {
         return elem();
     }
     if what == OF_Q {
-        return q[q_index(b, row, h) + e];
+        return elem(q[q_index(b, row, h) + e]);
     }
     if what == OF_K {
-        return k[k_index(b, row, h) + e];
+        return elem(k[k_index(b, row, h) + e]);
     }
-    return v[v_index(b, row, h) + e];
+    return elem(v[v_index(b, row, h) + e]);
 }
 
 // Puts a chunk of ROWS rows of q from t0 on into tile_a.
@@ -311,7 +312,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 for (var j = 0u; j < JT; j++) {
                     let e = chunk * DC + c + j * NC;
                     if e < DV {
-                        out[out_index(b, t, h) + e] = sums[i][chunk * JT + j] * inverse;
+                        out[out_index(b, t, h) + e] = stored(sums[i][chunk * JT + j] * inverse);
                     }
                 }
             }
@@ -330,7 +331,7 @@ fn product(b: u32, h: u32, t: u32, s: u32) -> f32 {
     let ki = k_index(b, s, h);
     var x = 0.0;
     for (var e = 0u; e < DV; e++) {
-        x += dot_elem(q[qi + e], k[ki + e]);
+        x += dot_elem(elem(q[qi + e]), elem(k[ki + e]));
     }
     return x;
 }
@@ -653,7 +654,7 @@ fn backward_bias(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
         let vi = v_index(b, s, h);
         var dv = 0.0;
         for (var e = 0u; e < DV; e++) {
-            dv += dot_elem(d_out[row + e], v[vi + e]);
+            dv += dot_elem(d_out[row + e], elem(v[vi + e]));
         }
         sum += weights(product(b, h, t, s), dv, saved_row(b, h, t), b, h, t, s, limit, key).d_x;
     }

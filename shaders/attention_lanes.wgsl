@@ -114,12 +114,12 @@ fn lane_weights(qk: f32, d_out_v: f32, row: vec2<f32>, scale: f32, b: u32, h: u3
 
 fn fetch(what: u32, i: u32) -> vec4<f32> {
     if what == OF_Q {
-        return q[i];
+        return vec4<f32>(q[i]);
     }
     if what == OF_K {
-        return k[i];
+        return vec4<f32>(k[i]);
     }
-    return v[i];
+    return vec4<f32>(v[i]);
 }
 
 fn fetch_row(what: u32, rows: Source, row: u32, lane: u32) -> Row {
@@ -326,7 +326,7 @@ fn forward_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroup
             let sum = together(sums[i][c], lane) * inverse;
             let e = c * 8u + lane % LANE_COLS;
             if t < params.t && lane < LANE_COLS && e < DV {
-                out[out_index(b, t, h) + e] = sum;
+                out[out_index(b, t, h) + e] = stored(sum);
             }
         }
         if lane == 0u && t < params.t {

@@ -1,7 +1,7 @@
 // cache[b, offset + t, w] = rows[b, t, w] for the positions below Smax; the others are dropped. Bits are copied, so the
 // elements may be floats or integers.
 //
-// Grid: one invocation an element (`elem`, u32 or vec4<u32>) of `rows`, GROUP invocations a workgroup, groups folded into y.
+// Grid: one invocation an element (`elem`: u32, vec4<u32>, or f16, of which bits are kept too) of `rows`, GROUP invocations a workgroup, groups folded into y.
 // Constants: GROUP; OFFSET, whether `offset` is given; alias elem.
 
 struct Params {

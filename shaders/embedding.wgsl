@@ -7,8 +7,8 @@
 // `backward_positions`). `backward_table`: ROWS rows of the table a workgroup, and `columns` elems of each; z has the others. Lanes and rows by division with constants:
 // dividing by a parameter for each element costs more than the rest of the kernel on a software adapter.
 // Constants: GROUP, LANES (powers of two), ROWS < GROUP; AHEAD, how many rows of a frequent id are on the way at a time,
-// which does not change the order of the sum; POSITIONS, OFFSET, DROPOUT: which operands are given. Shared text:
-// elem_*, dropout_*, random.
+// which does not change the order of the sum; POSITIONS, OFFSET, DROPOUT: which operands are given; alias stored, as elem but
+// of what tables and result of `forward` are stored in. Shared text: elem_*, dropout_*, random.
 
 struct Params {
     rows: u32, // B T
@@ -27,10 +27,10 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>; // [B, T]
 @group(0) @binding(1) var<storage, read> seed: array<u32>; // [2]; anything without DROPOUT
-@group(0) @binding(2) var<storage, read> table: array<elem>; // [V, C]
-@group(0) @binding(3) var<storage, read> positions: array<elem>; // [P, C]; anything without POSITIONS
+@group(0) @binding(2) var<storage, read> table: array<stored>; // [V, C]
+@group(0) @binding(3) var<storage, read> positions: array<stored>; // [P, C]; anything without POSITIONS
 @group(0) @binding(4) var<storage, read> offset: array<u32>; // [1]; anything without OFFSET
-@group(0) @binding(5) var<storage, read_write> out: array<elem>; // [B, T, C]
+@group(0) @binding(5) var<storage, read_write> out: array<stored>; // [B, T, C]
 
 fn mask_key() -> vec2<u32> {
     return random_key(vec2<u32>(seed[0], seed[1]), params.dropout_site);
@@ -69,15 +69,15 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
         key = mask_key();
     }
     for (var c = local % LANES; c < params.width; c += LANES) {
-        var v = params.scale * table[source + c];
+        var v = params.scale * elem(table[source + c]);
         if POSITIONS {
-            v += positions[place + c];
+            v += elem(positions[place + c]);
         }
         let i = row * params.width + c;
         if DROPOUT {
             v = masked(v, key, i);
         }
-        out[i] = v;
+        out[i] = stored(v);
     }
 }
 

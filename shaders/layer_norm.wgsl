@@ -6,10 +6,12 @@
 //
 // Grid of forward and backward: WIDTH lanes a row, GROUP / WIDTH * ROWS rows a workgroup (WIDTH is GROUP or 1), groups folded
 // into y. A lane takes the elems lane, lane + WIDTH, ... of ROWS rows, one row after another. If KEEP, it keeps them in
-// registers, and gamma and beta too, for all its rows; else it reads them again.
+// registers, and gamma and beta too, for all its rows; else it reads them again; if AGAIN, it adds up h again, which is
+// rounded where it is stored.
 // The mean is kept as a sum of two floats, mean + shift: beside values that lie far from zero, the rounding of the mean
 // alone would be an error of all results.
-// Constants: SIZE, WIDTH, GROUP, ROWS, COLUMNS, KEEP, RESIDUAL, DROPOUT, SECOND. Shared text: elem_*, rows_*, dropout_*, random.
+// Constants: SIZE, WIDTH, GROUP, ROWS, COLUMNS, KEEP, RESIDUAL, DROPOUT, SECOND, AGAIN; alias stored, as elem but of what forward's
+// tensors are stored in. Shared text: elem_*, rows_*, dropout_*, random.
 
 struct Params {
     rows: u32,
@@ -35,22 +37,22 @@ fn first_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
     return select(index, index * GROUP + local, WIDTH == 1u) * ROWS;
 }
 
-@group(0) @binding(0) var<storage, read> x: array<elem>; // [rows, SIZE]
-@group(0) @binding(1) var<storage, read> gamma: array<elem>; // [SIZE]
-@group(0) @binding(2) var<storage, read> beta: array<elem>; // [SIZE]
-@group(0) @binding(3) var<storage, read> residual: array<elem>; // [rows, SIZE] if RESIDUAL
+@group(0) @binding(0) var<storage, read> x: array<stored>; // [rows, SIZE]
+@group(0) @binding(1) var<storage, read> gamma: array<stored>; // [SIZE]
+@group(0) @binding(2) var<storage, read> beta: array<stored>; // [SIZE]
+@group(0) @binding(3) var<storage, read> residual: array<stored>; // [rows, SIZE] if RESIDUAL
 @group(0) @binding(4) var<storage, read> seed: array<u32>; // [2] if DROPOUT
-@group(0) @binding(5) var<storage, read_write> y: array<elem>; // [rows, SIZE]
+@group(0) @binding(5) var<storage, read_write> y: array<stored>; // [rows, SIZE]
 @group(0) @binding(6) var<storage, read_write> stats: array<vec4<f32>>; // [rows]: mean, shift, inv, 0
-@group(0) @binding(7) var<storage, read_write> h: array<elem>; // [rows, SIZE] if SECOND, which RESIDUAL without KEEP needs
+@group(0) @binding(7) var<storage, read_write> h: array<stored>; // [rows, SIZE] if SECOND, which RESIDUAL without KEEP or AGAIN needs
 
 fn sum_at(i: u32, key: vec2<u32>) -> elem {
-    var v = x[i];
+    var v = elem(x[i]);
     if DROPOUT {
         v *= dropout_elem(key, i, params.threshold, params.scale);
     }
     if RESIDUAL {
-        v += residual[i];
+        v += elem(residual[i]);
     }
     return v;
 }
@@ -70,8 +72,8 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
         for (var step = 0u; step < STEPS; step++) {
             let i = step * WIDTH + lane;
             if ALIGNED || i < SIZE {
-                held_gamma[step] = gamma[i];
-                held_beta[step] = beta[i];
+                held_gamma[step] = elem(gamma[i]);
+                held_beta[step] = elem(beta[i]);
             }
         }
     }
@@ -89,7 +91,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                     held[step] = v;
                 }
                 if SECOND && writes {
-                    h[start + i] = v;
+                    h[start + i] = stored(v);
                 }
                 sum += v;
             }
@@ -103,10 +105,10 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 var v: elem;
                 if KEEP {
                     v = held[step];
-                } else if RESIDUAL {
-                    v = h[start + i];
+                } else if RESIDUAL && !AGAIN {
+                    v = elem(h[start + i]);
                 } else {
-                    v = x[start + i];
+                    v = sum_at(start + i, key);
                 }
                 let d = v - mean;
                 squares += d * d;
@@ -124,15 +126,15 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 let i = step * WIDTH + lane;
                 if ALIGNED || i < SIZE {
                     if KEEP {
-                        y[start + i] = ((held[step] - mean) - shift) * inv * held_gamma[step] + held_beta[step];
+                        y[start + i] = stored(((held[step] - mean) - shift) * inv * held_gamma[step] + held_beta[step]);
                     } else {
                         var v: elem;
-                        if RESIDUAL {
-                            v = h[start + i];
+                        if RESIDUAL && !AGAIN {
+                            v = elem(h[start + i]);
                         } else {
-                            v = x[start + i];
+                            v = sum_at(start + i, key);
                         }
-                        y[start + i] = ((v - mean) - shift) * inv * gamma[i] + beta[i];
+                        y[start + i] = stored(((v - mean) - shift) * inv * elem(gamma[i]) + elem(beta[i]));
                     }
                 }
             }

@@ -6,8 +6,9 @@
 // groups. The variants are matmul_subgroup.wgsl (with matmul_pack.wgsl), matmul_tile.wgsl and matmul_vector.wgsl;
 // appended to each is lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows of out are written by vec4<f32>
 // or by scalars, and one of matmul_pre.wgsl, matmul_sums.wgsl and matmul_one.wgsl, which says what the second output is.
-// Constants: BIAS, RESIDUAL, ACTIVATION, SLOPE, SUMS, SPLIT: this is a pass over slices of k; alias a_elem, b_elem, and
-// those of the variant.
+// Constants: BIAS, RESIDUAL, ACTIVATION, SLOPE, SUMS, SPLIT: this is a pass over slices of k; those of the variant. Aliases
+// of what is stored: a_elem, b_elem, bias_elem, residual_elem, out_elem, of 32-bit or 16-bit floats; a_wide, b_wide and elem
+// are the same of f32, which all is computed in.
 
 // Starts and strides count elements of the binding they index: elem of out, bias and residual, a_elem of A, b_elem of B.
 struct Params {
@@ -46,9 +47,9 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> a: array<a_elem>; // [batch, M, K], or [batch, K, M]
 @group(0) @binding(1) var<storage, read> b: array<b_elem>; // [batch, K, N], or [batch, N, K]
-@group(0) @binding(2) var<storage, read> bias: array<elem>; // [N]
-@group(0) @binding(3) var<storage, read> residual: array<elem>; // like out
-@group(0) @binding(4) var<storage, read_write> out: array<elem>; // [batch, M, N]
+@group(0) @binding(2) var<storage, read> bias: array<bias_elem>; // [N]
+@group(0) @binding(3) var<storage, read> residual: array<residual_elem>; // like out
+@group(0) @binding(4) var<storage, read_write> out: array<out_elem>; // [batch, M, N]
 
 // What a workgroup computes: a tile of one matrix of the batch, over a part of k.
 struct Work {
@@ -84,7 +85,7 @@ fn work_of(index: u32) -> Work {
 fn finish(sum: elem, index: u32, column: u32) {
     var v = sum * params.alpha;
     if BIAS {
-        v += bias[column];
+        v += elem(bias[column]);
     }
     finish_biased(v, index);
 }
@@ -94,17 +95,17 @@ fn finish_biased(x: elem, index: u32) {
     save_pre(index, x);
     var v = activate(x, ACTIVATION);
     if SLOPE != ACT_NONE {
-        v *= activate_slope(residual[index], SLOPE);
+        v *= activate_slope(elem(residual[index]), SLOPE);
     } else if RESIDUAL {
-        v += residual[index];
+        v += elem(residual[index]);
     }
-    out[index] = v;
+    out[index] = out_elem(v);
 }
 
 // Writes the sum of a column of B. Where k is split it is the row after the last of the slice that starts at `start`.
 fn finish_column_sum(sum: elem, start: u32, column: u32) {
     if SPLIT {
-        out[start + params.m * params.out_row + column] = sum;
+        out[start + params.m * params.out_row + column] = out_elem(sum);
     } else {
         save_column_sum(column, sum);
     }
@@ -140,6 +141,6 @@ fn zero(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
     let i = (group.y * groups.x + group.x) * 64u + lane;
     if i < params.count {
-        out[i] = elem(0.0);
+        out[i] = out_elem(elem(0.0));
     }
 }

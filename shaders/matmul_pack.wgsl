@@ -3,7 +3,8 @@
 //
 // Grid: a workgroup of LANES invocations copies CHUNK k of one tile. groups: chunks fastest, then tiles, then z.
 // Constants: LANES, W (divides by 4), CHUNK (divides by 4), ALONG: 0 x is read by scalars and any strides, 1 by
-// vec4<f32> along w, 2 by vec4<f32> along k (then K divides by 4); alias x_elem.
+// vec4<f32> along w, 2 by vec4<f32> along k (then K divides by 4); alias x_elem, and x_wide,
+// which is the same of f32.
 
 // Starts and strides count x_elem.
 struct Params {
@@ -48,7 +49,7 @@ fn pack(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let w = tile * W + own * 4u;
             var r: array<vec4<f32>, 4>;
             for (var c = 0u; c < 4u; c++) {
-                r[c] = vec4<f32>(x[start + min(w + c, params.w - 1u) * params.w_stride + k / 4u]);
+                r[c] = vec4<f32>(x_wide(x[start + min(w + c, params.w - 1u) * params.w_stride + k / 4u]));
                 r[c] *= select(0.0, 1.0, w + c < params.w);
             }
             for (var c = 0u; c < 4u; c++) {
@@ -62,11 +63,11 @@ fn pack(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let w = tile * W + own * 4u;
             var v: vec4<f32>;
             if ALONG == 1u {
-                v = vec4<f32>(x[start + k * params.k_stride + min(w, params.w - 1u) / 4u]);
+                v = vec4<f32>(x_wide(x[start + k * params.k_stride + min(w, params.w - 1u) / 4u]));
             } else {
                 for (var c = 0u; c < 4u; c++) {
                     let at = start + k * params.k_stride + min(w + c, params.w - 1u) * params.w_stride;
-                    v[c] = vec4<f32>(x[at]).x;
+                    v[c] = vec4<f32>(x_wide(x[at])).x;
                 }
             }
             let inside = vec4(w) + vec4(0u, 1u, 2u, 3u) < vec4(params.w);

@@ -19,10 +19,10 @@ fn load_b(starts: ptr<function, array<vec4<u32>, TN>>, k: u32, k_end: u32)
         let at = min(k, k_end - 1u) / 4u;
         for (var j = 0u; j < TN; j++) {
             let p = (*starts)[j] + at;
-            let r0 = b[p.x];
-            let r1 = b[p.y];
-            let r2 = b[p.z];
-            let r3 = b[p.w];
+            let r0 = b_wide(b[p.x]);
+            let r1 = b_wide(b[p.y]);
+            let r2 = b_wide(b[p.z]);
+            let r3 = b_wide(b[p.w]);
             for (var s = 0u; s < STEP; s++) {
                 v[s][j] = vec4(r0[s], r1[s], r2[s], r3[s]);
             }
@@ -31,7 +31,7 @@ fn load_b(starts: ptr<function, array<vec4<u32>, TN>>, k: u32, k_end: u32)
         for (var s = 0u; s < STEP; s++) {
             let at = min(k + s, k_end - 1u) * params.b_k;
             for (var j = 0u; j < TN; j++) {
-                v[s][j] = b[(*starts)[j].x + at];
+                v[s][j] = b_wide(b[(*starts)[j].x + at]);
             }
         }
     }
@@ -71,11 +71,11 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
         var own: array<vec4<f32>, QUADS>;
         for (var i = 0u; i < QUADS; i++) {
             if A_ALONG_M {
-                own[i] = vec4<f32>(a[at + i]);
+                own[i] = vec4<f32>(a_wide(a[at + i]));
             } else {
                 for (var c = 0u; c < 4u; c++) {
                     if 4u * i + c < TM {
-                        own[i][c] = vec4<f32>(a[at + (4u * i + c) * params.a_row]).x;
+                        own[i][c] = vec4<f32>(a_wide(a[at + (4u * i + c) * params.a_row])).x;
                     }
                 }
             }
@@ -136,7 +136,7 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
                 let column = column0 + j % (4u / ELEM) + j / (4u / ELEM) * LANES * (4u / ELEM);
                 if column < params.n {
                     let index = work.out + row * params.out_row + column;
-                    finish_biased(out[index], index);
+                    finish_biased(elem(out[index]), index);
                 }
             }
         }
@@ -148,7 +148,7 @@ fn bias_four(column: u32) -> vec4<f32> {
     var v = vec4(0.0);
     if BIAS {
         for (var c = 0u; c < 4u; c += ELEM) {
-            let own = vec4<f32>(bias[min(column + c, params.n - 1u)]);
+            let own = vec4<f32>(elem(bias[min(column + c, params.n - 1u)]));
             if ELEM == 4u {
                 v = own;
             } else {
@@ -170,7 +170,7 @@ fn store_four(v: vec4<f32>, index: u32, column: u32) {
         if column + c < params.n {
             let x = elem_at(v, c);
             if LATER {
-                out[index + c] = x;
+                out[index + c] = out_elem(x);
             } else {
                 finish_biased(x, index + c);
             }

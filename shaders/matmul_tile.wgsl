@@ -22,7 +22,7 @@ fn stage_a(work: Work, k0: u32, lane: u32) {
             let i = e / SLAB;
             var v = 0.0;
             if row0 + i < params.m && k0 + k < work.k_end {
-                v = vec4<f32>(a[work.a + (row0 + i) * params.a_row + (k0 + k) * params.a_k]).x;
+                v = vec4<f32>(a_wide(a[work.a + (row0 + i) * params.a_row + (k0 + k) * params.a_k])).x;
             }
             a_slab[k * PITCH + i] = v;
         }
@@ -32,7 +32,7 @@ fn stage_a(work: Work, k0: u32, lane: u32) {
             let i = e / (SLAB / 4u);
             var v = vec4(0.0);
             if row0 + i < params.m && k0 + k < work.k_end {
-                v = vec4<f32>(a[work.a + (row0 + i) * params.a_row + (k0 + k) / 4u]);
+                v = vec4<f32>(a_wide(a[work.a + (row0 + i) * params.a_row + (k0 + k) / 4u]));
             }
             for (var c = 0u; c < 4u; c++) {
                 a_slab[(k + c) * PITCH + i] = v[c];
@@ -44,7 +44,7 @@ fn stage_a(work: Work, k0: u32, lane: u32) {
             let k = e / (TILE_M / 4u);
             var v = vec4(0.0);
             if row0 + i < params.m && k0 + k < work.k_end {
-                v = vec4<f32>(a[work.a + (k0 + k) * params.a_k + (row0 + i) / 4u]);
+                v = vec4<f32>(a_wide(a[work.a + (k0 + k) * params.a_k + (row0 + i) / 4u]));
             }
             for (var c = 0u; c < 4u; c++) {
                 a_slab[k * PITCH + i + c] = v[c];
@@ -66,10 +66,10 @@ fn stage_b(work: Work, k0: u32, lane: u32) {
             var r3 = vec4(0.0);
             if column0 + j < params.n && k0 + k < work.k_end {
                 let at = work.b + (column0 + j) * ELEM * params.b_column + (k0 + k) / 4u;
-                r0 = vec4<f32>(b[at]);
-                r1 = vec4<f32>(b[at + params.b_column]);
-                r2 = vec4<f32>(b[at + 2u * params.b_column]);
-                r3 = vec4<f32>(b[at + 3u * params.b_column]);
+                r0 = vec4<f32>(b_wide(b[at]));
+                r1 = vec4<f32>(b_wide(b[at + params.b_column]));
+                r2 = vec4<f32>(b_wide(b[at + 2u * params.b_column]));
+                r3 = vec4<f32>(b_wide(b[at + 3u * params.b_column]));
             }
             for (var c = 0u; c < 4u; c++) {
                 b_slab[(k + c) * TILE_N + j] = elem_from(vec4(r0[c], r1[c], r2[c], r3[c]));
@@ -81,7 +81,7 @@ fn stage_b(work: Work, k0: u32, lane: u32) {
             let k = e / TILE_N;
             var v = elem(0.0);
             if column0 + j < params.n && k0 + k < work.k_end {
-                v = b[work.b + (column0 + j) * params.b_column + (k0 + k) * params.b_k];
+                v = b_wide(b[work.b + (column0 + j) * params.b_column + (k0 + k) * params.b_k]);
             }
             b_slab[e] = v;
         }

@@ -11,7 +11,7 @@ const TERMS = ROWS + select(0u, 1u, SUMS); // sums of an invocation: its rows, a
 var<workgroup> sums: array<elem, SLICES * COLUMNS>;
 
 fn a_at(start: u32, row: u32, k: u32) -> f32 {
-    return vec4<f32>(a[start + row * params.a_row + k * params.a_k]).x;
+    return vec4<f32>(a_wide(a[start + row * params.a_row + k * params.a_k])).x;
 }
 
 @compute @workgroup_size(COLUMNS * SLICES)
@@ -31,10 +31,10 @@ fn vector(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
     if B_ALONG_K {
         for (var k = work.k_first + 4u * slice; k < work.k_end; k += 4u * SLICES) {
             let at = work.b + safe * ELEM * params.b_column + k / 4u;
-            let r0 = vec4<f32>(b[at]);
-            let r1 = vec4<f32>(b[at + params.b_column]);
-            let r2 = vec4<f32>(b[at + 2u * params.b_column]);
-            let r3 = vec4<f32>(b[at + 3u * params.b_column]);
+            let r0 = vec4<f32>(b_wide(b[at]));
+            let r1 = vec4<f32>(b_wide(b[at + params.b_column]));
+            let r2 = vec4<f32>(b_wide(b[at + 2u * params.b_column]));
+            let r3 = vec4<f32>(b_wide(b[at + 3u * params.b_column]));
             for (var c = 0u; c < 4u; c++) {
                 let v = elem_from(vec4(r0[c], r1[c], r2[c], r3[c]));
                 for (var i = 0u; i < ROWS; i++) {
@@ -45,7 +45,7 @@ fn vector(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
         }
     } else {
         for (var k = work.k_first + slice; k < work.k_end; k += SLICES) {
-            let v = b[work.b + safe * params.b_column + k * params.b_k];
+            let v = b_wide(b[work.b + safe * params.b_column + k * params.b_k]);
             if SUMS {
                 acc[TERMS - 1u] += v;
             }

@@ -4,6 +4,7 @@
 //! `shaders/lib/` and `const` lines. WGSL resolves module-scope names in any order, so the file reads as it stands and
 //! error lines stay right.
 
+use crate::DType;
 use crate::graph::ValueId;
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -33,6 +34,18 @@ pub enum Const {
 }
 
 impl Const {
+    /// The type of an element of a binding: of one number, or of four neighbours.
+    pub fn element(dtype: DType, vec4: bool) -> Const {
+        Const::Alias(match (dtype, vec4) {
+            (DType::F32, false) => "f32",
+            (DType::F32, true) => "vec4<f32>",
+            (DType::F16, false) => "f16",
+            (DType::F16, true) => "vec4<f16>",
+            (DType::U32, false) => "u32",
+            (DType::U32, true) => "vec4<u32>",
+        })
+    }
+
     // Floats compare by bits, so that a constant can be a part of a cache key.
     fn key(&self) -> (u8, u32, &'static str) {
         match *self {
@@ -67,6 +80,8 @@ pub struct Requires {
     pub workgroup_bytes: u32,
     /// Invocations a workgroup.
     pub invocations: u32,
+    /// 16-bit floats in storage buffers: WGSL's extension `f16`.
+    pub f16: bool,
 }
 
 /// A field of a parameter block.
@@ -105,9 +120,22 @@ pub fn parts(texts: impl IntoIterator<Item = &'static str>) -> Vec<Cow<'static, 
 }
 
 impl Kernel {
+    /// The kernel, and where it stores 16-bit floats, that it does: another name, and what it requires.
+    pub fn stores_f16(mut self, f16: bool) -> Kernel {
+        if f16 {
+            self.name.push_str(if self.name.contains('/') { "_f16" } else { "/f16" });
+            self.requires.f16 = true;
+        }
+        self
+    }
+
     /// The whole WGSL text.
     pub fn wgsl(&self) -> String {
         let mut text = String::new();
+        if self.requires.f16 {
+            // A directive stands before all else; on the first line of the file, so that line numbers stay right.
+            text.push_str("enable f16; ");
+        }
         for part in &self.parts {
             text.push_str(part);
             text.push('\n');
@@ -134,12 +162,12 @@ pub enum Operand {
     Scratch(usize),
 }
 
-/// A part of an operand, in elements of four bytes.
+/// A part of an operand, in its elements; those of scratch memory have four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The operand.
     pub operand: Operand,
-    /// The first element; must be a multiple of 64 (256 bytes, the default offset alignment).
+    /// The first element; must be at a multiple of 256 bytes, the default offset alignment.
     pub start: usize,
     /// The number of elements; `None` is all that follow.
     pub len: Option<usize>,

@@ -1,6 +1,7 @@
 //! What lowering knows of a device: plain data, made by `gpu`, or by hand to plan for a device that is not here.
 
 use crate::tuning::Tuning;
+use crate::{Error, Result};
 
 /// The class of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +75,21 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
+    /// Whether kernels may store 16-bit floats, as `what` needs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where not.
+    pub fn check_f16(&self, what: &str) -> Result<()> {
+        if self.f16 {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: what.into(),
+            needs: "16-bit floats in shaders (the feature SHADER_F16)".into(),
+            remedy: ": use the precision f32".into(),
+        })
+    }
+
     /// A GPU with WebGPU's default limits and no features: what every adapter can do.
     pub fn portable() -> Self {
         DeviceProfile {

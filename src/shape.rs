@@ -86,19 +86,37 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// The type of a tensor's elements on the device. Each takes four bytes.
+/// The type of a tensor's elements on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// 32-bit floating point.
     F32,
+    /// 16-bit floating point: 11 bits of precision, at most 65504. Storage only: kernels compute in 32 bits.
+    F16,
     /// 32-bit unsigned integer: ids, lengths, seeds, boolean masks (0 or 1).
     U32,
+}
+
+impl DType {
+    /// The bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 => 2,
+        }
+    }
+
+    /// Whether it is floating point.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16)
+    }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             DType::F32 => "f32",
+            DType::F16 => "f16",
             DType::U32 => "u32",
         })
     }
@@ -114,9 +132,19 @@ pub struct TensorType {
 }
 
 impl TensorType {
+    /// A tensor of elements of this type.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
+        TensorType { shape: shape.into(), dtype }
+    }
+
     /// A tensor of 32-bit floats.
     pub fn f32(shape: impl Into<Shape>) -> Self {
         TensorType { shape: shape.into(), dtype: DType::F32 }
+    }
+
+    /// A tensor of 16-bit floats.
+    pub fn f16(shape: impl Into<Shape>) -> Self {
+        TensorType::new(DType::F16, shape)
     }
 
     /// A tensor of 32-bit unsigned integers.
@@ -124,9 +152,10 @@ impl TensorType {
         TensorType { shape: shape.into(), dtype: DType::U32 }
     }
 
-    /// Its size in bytes.
+    /// Its size in a buffer, in bytes: a multiple of 4, so an odd number of 16-bit floats has two bytes behind it that mean
+    /// nothing.
     pub fn bytes(&self) -> u64 {
-        self.shape.elements() as u64 * 4
+        (self.shape.elements() as u64 * self.dtype.bytes() as u64).next_multiple_of(4)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tensors on the host: bytes for the device, f64 for the reference.
 
 use crate::{DType, Error, Result, Shape, TensorType};
+use half::f16;
 
 /// A tensor in f64, which the references compute with. Integers are held exactly.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,11 +44,23 @@ impl Tensor64 {
     }
 }
 
+/// The nearest 16-bit floats, or an error that names `what`.
+pub(crate) fn round_to_f16(data: &[f32], what: &str) -> Result<Vec<f16>> {
+    if let Some(x) = data.iter().find(|x| !f16::from_f32(**x).is_finite()) {
+        let problem =
+            format!("{what} has the value {x}, which 16-bit floats cannot hold: use the precision f32");
+        return Err(Error::Input(problem));
+    }
+    Ok(data.iter().map(|&x| f16::from_f32(x)).collect())
+}
+
 /// A tensor on the host with the bits that the device sees.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostTensor {
     /// 32-bit floats.
     F32(Shape, Vec<f32>),
+    /// 16-bit floats.
+    F16(Shape, Vec<f16>),
     /// 32-bit unsigned integers.
     U32(Shape, Vec<u32>),
 }
@@ -58,6 +71,29 @@ impl HostTensor {
         HostTensor::F32(shape.into(), data)
     }
 
+    /// A tensor of 16-bit floats.
+    pub fn f16(shape: impl Into<Shape>, data: Vec<f16>) -> Self {
+        HostTensor::F16(shape.into(), data)
+    }
+
+    /// A tensor of the nearest 16-bit floats to these numbers.
+    ///
+    /// # Errors
+    /// Names `what`, where a number is beyond their range (65504, or 65520 that rounds to it).
+    pub fn rounded_to_f16(shape: impl Into<Shape>, data: &[f32], what: &str) -> Result<Self> {
+        Ok(HostTensor::f16(shape, round_to_f16(data, what)?))
+    }
+
+    /// The tensor of this type whose elements are the first of these bytes, as the device has them.
+    pub(crate) fn from_bytes(ty: &TensorType, bytes: &[u8]) -> Self {
+        let bytes = &bytes[..ty.shape.elements() * ty.dtype.bytes()];
+        match ty.dtype {
+            DType::F32 => HostTensor::F32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+            DType::F16 => HostTensor::F16(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+            DType::U32 => HostTensor::U32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
+        }
+    }
+
     /// A tensor of unsigned integers.
     pub fn u32(shape: impl Into<Shape>, data: Vec<u32>) -> Self {
         HostTensor::U32(shape.into(), data)
@@ -66,15 +102,17 @@ impl HostTensor {
     /// Shape and element type.
     pub fn ty(&self) -> TensorType {
         match self {
-            HostTensor::F32(s, _) => TensorType { shape: s.clone(), dtype: DType::F32 },
-            HostTensor::U32(s, _) => TensorType { shape: s.clone(), dtype: DType::U32 },
+            HostTensor::F32(s, _) => TensorType::f32(s.clone()),
+            HostTensor::F16(s, _) => TensorType::f16(s.clone()),
+            HostTensor::U32(s, _) => TensorType::u32(s.clone()),
         }
     }
 
-    /// The bytes as the device sees them.
+    /// The bytes as the device sees them; a buffer has two more behind an odd number of 16-bit floats.
     pub fn bytes(&self) -> &[u8] {
         match self {
             HostTensor::F32(_, d) => bytemuck::cast_slice(d),
+            HostTensor::F16(_, d) => bytemuck::cast_slice(d),
             HostTensor::U32(_, d) => bytemuck::cast_slice(d),
         }
     }
@@ -83,6 +121,7 @@ impl HostTensor {
     pub fn to_f64(&self) -> Tensor64 {
         match self {
             HostTensor::F32(s, d) => Tensor64::new(s.clone(), d.iter().map(|&x| x as f64).collect()),
+            HostTensor::F16(s, d) => Tensor64::new(s.clone(), d.iter().map(|x| x.to_f64()).collect()),
             HostTensor::U32(s, d) => Tensor64::new(s.clone(), d.iter().map(|&x| x as f64).collect()),
         }
     }
@@ -91,7 +130,7 @@ impl HostTensor {
     pub fn as_f32(&self, what: &str) -> Result<&[f32]> {
         match self {
             HostTensor::F32(_, d) => Ok(d),
-            HostTensor::U32(..) => Err(Error::shape("read", what, "f32", "u32")),
+            other => Err(Error::shape("read", what, "f32", other.ty().dtype)),
         }
     }
 
@@ -99,7 +138,7 @@ impl HostTensor {
     pub fn as_u32(&self, what: &str) -> Result<&[u32]> {
         match self {
             HostTensor::U32(_, d) => Ok(d),
-            HostTensor::F32(..) => Err(Error::shape("read", what, "u32", "f32")),
+            other => Err(Error::shape("read", what, "u32", other.ty().dtype)),
         }
     }
 }

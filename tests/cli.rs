@@ -490,6 +490,29 @@ fn the_shipped_model_translates() {
 }
 
 #[test]
+fn half_precision_translates_nearly_all_alike_or_names_what_is_missing() {
+    let here = Path::new(".");
+    let has = text(&succeeds(run(here, &["info"])).stdout).contains("16-bit floats     yes");
+    let command = ["translate", "--precision", "f16"];
+    if !has {
+        fails(here, &[&command[..], &["Hello."]].concat(), &["the precision f16 needs", "SHADER_F16", "f32"]);
+        return;
+    }
+    let subjects = ["I", "You", "We", "They", "Tom", "My father", "The teacher", "Nobody"];
+    let rest = ["work here.", "want to go home.", "like music.", "need some water.", "can swim fast."];
+    let lines: Vec<String> =
+        subjects.iter().flat_map(|s| rest.iter().map(move |r| format!("{s} {r}"))).collect();
+    let arguments: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let full = text(&succeeds(run(here, &[&["translate"][..], &arguments].concat())).stdout);
+    let half = text(&succeeds(run(here, &[&command[..], &arguments].concat())).stdout);
+    assert_eq!(half.lines().count(), lines.len());
+    let other = full.lines().zip(half.lines()).filter(|(f, h)| f != h).count();
+    assert!(other * 10 <= lines.len(), "{other} of {}:\n{full}\n{half}", lines.len());
+    let other = run(here, &["translate", "--precision", "f8", "Hello."]);
+    assert!(!other.status.success() && text(&other.stderr).contains("f8"), "{}", text(&other.stderr));
+}
+
+#[test]
 fn a_sentence_that_is_too_long_is_reported_by_its_line() {
     let long = "1".repeat(100);
     let input = format!("3.3.1999\n{long}\n3.3.1999\n");

@@ -766,6 +766,7 @@ fn a_device_made_for_a_plan_runs_it() {
         let n = port.ty.shape.elements();
         let tensor = match port.ty.dtype {
             wgformer::DType::F32 => HostTensor::f32(port.ty.shape, vec![0.5; n]),
+            wgformer::DType::F16 => unreachable!("the plan is one of 32-bit floats"),
             wgformer::DType::U32 => HostTensor::u32(port.ty.shape, vec![4; n]),
         };
         e.write(port.value, &tensor).unwrap();

@@ -1,15 +1,17 @@
 //! The model on a device: the same bits twice, no growth, settings. Its numbers are tested in kernels-tests/model.rs.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use wgformer::gpu::{Gpu, Request, request};
 use wgformer::graph::to_host;
-use wgformer::nn::{BatchShape, Objective, Optimizer, Transformer, TransformerConfig, Tying};
+use wgformer::infer::{DecodeSettings, Decoder, SpecialIds};
+use wgformer::nn::{BatchShape, Objective, Optimizer, Precision, Transformer, TransformerConfig, Tying};
 use wgformer::ops::optimizer::AdamSettings;
 use wgformer::plan::Plan;
 use wgformer::rng::Rng;
 use wgformer::text::{Batch, BatchOptions, BatchSize, Batches, Example};
 use wgformer::train::{Decay, Schedule, Trainer, TrainerSettings};
-use wgformer::{DeviceProfile, Tensor64};
+use wgformer::{DeviceProfile, ErrorKind, HostTensor, Tensor64};
 
 /// One device for the whole process; without an adapter every test fails.
 fn gpu() -> &'static Gpu {
@@ -329,6 +331,51 @@ fn without_padding_the_bits_do_not_depend_on_what_was_prepared() -> wgformer::Re
     }
     assert!(bits(&verified)? == want);
     Ok(())
+}
+
+#[test]
+fn half_precision_needs_half_of_the_memory_or_says_what_it_lacks() {
+    // Wide enough for parameters and caches to be nearly all of it.
+    let config = TransformerConfig { width: 256, feed_forward: 1024, ..tiny(12) };
+    let of = |layout: &wgformer::nn::ParameterLayout| -> HashMap<String, HostTensor> {
+        let one =
+            |p: &wgformer::nn::Parameter| (p.name.clone(), HostTensor::f32(p.shape.clone(), p.initial(3)));
+        layout.parameters().iter().map(one).collect()
+    };
+    let model = |precision| Transformer::with_precision(config.clone(), precision).unwrap();
+    let mut parameters = of(model(Precision::F32).layout());
+    let decoder = |precision, parameters: &HashMap<String, HostTensor>| {
+        Decoder::new(gpu(), model(precision), parameters, SpecialIds::default())
+    };
+    if !gpu().profile().f16 {
+        let error = decoder(Precision::F16, &parameters).map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("SHADER_F16"), "{error}");
+        return;
+    }
+    let bytes = |precision| {
+        let mut decoder = decoder(precision, &parameters).unwrap();
+        let said = decoder.greedy(&[vec![4, 5, 2]], DecodeSettings { batch: 1, max_length: 4 }).unwrap();
+        assert_eq!(said.len(), 1);
+        decoder.memory().bytes()
+    };
+    let (full, half) = (bytes(Precision::F32), bytes(Precision::F16));
+    println!("{half} of {full} bytes");
+    assert!(half as f64 <= 0.51 * full as f64, "{half} of {full}");
+
+    // A number beyond 65504 is named with its parameter; the largest below rounds.
+    let name = "decoder.layers.1.feed_forward.up.bias";
+    let mut values = parameters[name].as_f32(name).unwrap().to_vec();
+    values[5] = 65519.0;
+    parameters.insert(name.into(), HostTensor::f32([values.len()], values.clone()));
+    assert!(decoder(Precision::F16, &parameters).is_ok());
+    values[5] = -65520.0;
+    parameters.insert(name.into(), HostTensor::f32([values.len()], values));
+    let message = decoder(Precision::F16, &parameters).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains(name) && message.contains("-65520"), "{message}");
+    // Such a model is not trained.
+    let error = Trainer::new(gpu(), model(Precision::F16), settings(1e-3, 20)).map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
 #[test]

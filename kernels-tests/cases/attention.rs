@@ -1,6 +1,7 @@
 //! Attention: every packing, mask and head width; the shapes around the tiles of each variant.
 
 use wgformer::HostTensor;
+use wgformer::graph::ValueId;
 use wgformer::ops::attention::{Attention, AttentionInputs, Packing, attention, attention_probabilities};
 use wgformer::ops::random::Dropout;
 use wgformer::testing::{Build, Case};
@@ -39,6 +40,8 @@ pub struct Setup {
     pub scale: Option<f64>,
     /// The standard deviation of q and k.
     pub size: f64,
+    /// q, k and v are of 16-bit floats.
+    pub half: bool,
 }
 
 fn setup(batch: usize, t: usize, s: usize, heads: usize, head: usize) -> Setup {
@@ -56,22 +59,25 @@ fn setup(batch: usize, t: usize, s: usize, heads: usize, head: usize) -> Setup {
         dropout: None,
         scale: None,
         size: 1.0,
+        half: false,
     }
 }
 
 impl Setup {
     fn build(&self, b: &mut Build) -> wgformer::Result<(Attention, AttentionInputs)> {
         let (batch, width) = (self.batch, self.heads * self.head);
+        let normal: fn(&mut Build, &str, [usize; 3], f64) -> ValueId =
+            if self.half { Build::half } else { Build::normal };
         let qkv = match self.packed {
             Packed::Separate => Packing::Separate {
-                q: b.normal("q", [batch, self.t, width], self.size),
-                k: b.normal("k", [batch, self.s, width], self.size),
-                v: b.normal("v", [batch, self.s, width], 1.0),
+                q: normal(b, "q", [batch, self.t, width], self.size),
+                k: normal(b, "k", [batch, self.s, width], self.size),
+                v: normal(b, "v", [batch, self.s, width], 1.0),
             },
-            Packed::Qkv => Packing::Qkv(b.normal("qkv", [batch, self.t, 3 * width], self.size)),
+            Packed::Qkv => Packing::Qkv(normal(b, "qkv", [batch, self.t, 3 * width], self.size)),
             Packed::Kv => Packing::Kv {
-                q: b.normal("q", [batch, self.t, width], self.size),
-                kv: b.normal("kv", [batch, self.s, 2 * width], self.size),
+                q: normal(b, "q", [batch, self.t, width], self.size),
+                kv: normal(b, "kv", [batch, self.s, 2 * width], self.size),
             },
         };
         let mut inputs = AttentionInputs::new(qkv);
@@ -106,12 +112,13 @@ impl Setup {
 
     pub fn case(&self, name: impl Into<String>) -> Case {
         let this = self.clone();
-        Case::new(name, move |b: &mut Build| {
+        let case = Case::new(name, move |b: &mut Build| {
             let (settings, inputs) = this.build(b)?;
             Ok(vec![attention(b.graph(), settings, inputs)?])
-        })
-        // Kernels that own many rows: with checks 12 to 39 s each, on 2 cores that were shared.
-        .slow_to_compile(self.t.max(self.s) > 16)
+        });
+        if self.half { case.values_only() } else { case }
+            // Kernels that own many rows: with checks 12 to 39 s each, on 2 cores that were shared.
+            .slow_to_compile(self.t.max(self.s) > 16)
     }
 }
 
@@ -150,6 +157,48 @@ const OPTIONS: &[(&str, Change)] = &[
         a.scale = Some(0.2);
     }),
 ];
+
+/// 16-bit floats: packings, head widths that are vec4 or not, one tile and several, a cache.
+fn halves(cases: &mut Vec<Case>) {
+    let half = |name: String, mut a: Setup, change: Change| {
+        change(&mut a);
+        a.half = true;
+        a.case(format!("f16, {name}"))
+    };
+    for (packed, name) in [(Packed::Kv, "kv"), (Packed::Qkv, "qkv"), (Packed::Separate, "separate")] {
+        for (option, change) in OPTIONS.iter().filter(|(o, _)| ["plain", "causal lengths", "all"].contains(o))
+        {
+            let a = Setup { packed, ..setup(4, 7, if packed == Packed::Qkv { 7 } else { 6 }, 2, 8) };
+            cases.push(half(format!("{option} {name}"), a, *change));
+        }
+    }
+    for head in [1, 4, 20, 32, 64, 67, 256] {
+        cases.push(half(format!("head {head}"), setup(2, 9, 13, 1, head), |a| a.causal = true));
+    }
+    for n in [1, 15, 65] {
+        cases.push(half(format!("square causal {n}"), setup(2, n, n, 2, 16), |a| a.causal = true));
+    }
+    cases.push(half("decode".into(), setup(3, 1, 100, 4, 16), |a| a.lengths = Some(vec![1, 37, 100])));
+    cases.push(half("large scores".into(), setup(2, 19, 23, 2, 16), |a| a.size = 6.0));
+    cases.push(half("denormal".into(), setup(2, 9, 13, 1, 32), |a| a.size = 1e-6));
+    cases.push(
+        Case::new("f16, cached", |b: &mut Build| {
+            let (qkv, cache) = (b.half("qkv", [3, 2, 96], 1.0), b.half("cache", [3, 19, 96], 1.0));
+            let mut inputs = AttentionInputs::new(Packing::Cached { qkv, cache });
+            inputs.key_lengths = Some(b.lengths("lengths", &[19, 1, 8]));
+            Ok(vec![attention(b.graph(), Attention::new(2), inputs)?])
+        })
+        .values_only(),
+    );
+    cases.push(
+        Case::new("f16, probabilities", |b: &mut Build| {
+            let a = Setup { half: true, ..setup(4, 7, 10, 3, 8) };
+            let (settings, inputs) = a.build(b)?;
+            Ok(vec![attention_probabilities(b.graph(), settings, inputs)?])
+        })
+        .values_only(),
+    );
+}
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -206,6 +255,7 @@ pub fn cases() -> Vec<Case> {
         })
         .values_only(),
     );
+    halves(&mut cases);
     // Many (batch, head) pairs, and one row each.
     cases.push(setup(64, 3, 5, 8, 16).case("many heads"));
     cases.push(setup(1, 1, 2, 1, 1).case("smallest"));

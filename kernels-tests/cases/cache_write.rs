@@ -69,6 +69,28 @@ pub fn cases() -> Vec<Case> {
         })
         .values_only(),
     );
+    // Rows of pairs, of eight, and rows that end within a pair.
+    for (batch, positions, steps, width) in
+        [(1, 1, 1, 1), (2, 7, 3, 5), (3, 5, 1, 4), (2, 7, 3, 6), (5, 33, 2, 64), (70, 9, 1, 3)]
+    {
+        for offset in [None, Some(1), Some(positions as u32 - 1), Some(u32::MAX)] {
+            cases.push(
+                Case::new(
+                    format!("f16, {batch} x {positions} x {width}, {steps} at {offset:?}"),
+                    move |b: &mut Build| {
+                        let shape = [batch, positions, width];
+                        let before: Vec<f32> = (0..batch * positions * width).map(|i| i as f32).collect();
+                        let cache = b.state("cache", HostTensor::rounded_to_f16(shape, &before, "cache")?);
+                        let rows = b.half("rows", [batch, steps, width], 1.0);
+                        let offset = offset.map(|o| b.fixed("offset", HostTensor::u32([1], vec![o])));
+                        cache_write(b.graph(), cache, rows, offset)?;
+                        Ok(vec![])
+                    },
+                )
+                .values_only(),
+            );
+        }
+    }
     // A part of a state, and a node that reads it afterwards.
     cases.push(
         Case::new("view, then read", |b: &mut Build| {

@@ -43,6 +43,28 @@ pub fn cases() -> Vec<Case> {
             Ok(vec![ew::scale(b.graph(), sum, 3.0)?])
         }));
     }
+    for n in [1, 3, 4, 257, 1021, 4 * 64 * 7 + 4] {
+        cases.push(
+            Case::new(format!("f16 {n}"), move |b: &mut Build| {
+                let (x, y) = (b.half("x", [n], 1.0), b.half("y", [n], 1.0));
+                let f = b.fixed("f", wgformer::HostTensor::f32([1], vec![1.7]));
+                let (sum, product) = (ew::add(b.graph(), x, y)?, ew::multiply(b.graph(), x, y)?);
+                let gelu = ew::activate(b.graph(), Activation::Gelu, sum)?;
+                Ok(vec![ew::scale(b.graph(), gelu, -0.37)?, ew::scale_by(b.graph(), product, f)?])
+            })
+            .values_only(),
+        );
+    }
+    for (name, scale) in [("large", 40.0), ("tiny", 1e-3), ("denormal", 1e-6)] {
+        cases.push(
+            Case::new(format!("f16, {name} values"), move |b: &mut Build| {
+                let (x, y) = (b.half("x", [257], scale), b.half("y", [257], scale));
+                let product = ew::multiply(b.graph(), x, y)?;
+                Ok(vec![ew::add(b.graph(), product, x)?])
+            })
+            .values_only(),
+        );
+    }
     // Fan-in: x is used twice, so its gradient is a sum.
     cases.push(Case::new("fan-in", |b: &mut Build| {
         let x = b.normal("x", [5, 7], 1.0);

@@ -111,6 +111,27 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::new(format!("position {offset}, C {c}"), case));
         }
     }
+    for (batch, steps, v, c) in [(1, 1, 1, 1), (2, 3, 7, 5), (3, 5, 8, 8), (4, 9, 37, 12), (7, 11, 1000, 36)]
+    {
+        for offset in [None, Some(1), Some(12)] {
+            cases.push(
+                Case::new(
+                    format!("f16, {batch} x {steps} of {v} x {c} at {offset:?}"),
+                    move |b: &mut Build| {
+                        let inputs = EmbeddingInputs {
+                            ids: b.ids("ids", [batch, steps], v),
+                            table: b.half("table", [v as usize, c], 1.0),
+                            positions: Some(b.half("positions", [steps + 2, c], 1.0)),
+                            offset: offset.map(|o| b.fixed("offset", HostTensor::u32([1], vec![o]))),
+                            seed: None,
+                        };
+                        Ok(vec![embedding(b.graph(), inputs, 1.7, None)?])
+                    },
+                )
+                .values_only(),
+            );
+        }
+    }
     // The table is used twice, its ids come in another shape, and the positions are a constant.
     cases.push(Case::new("tied", |b: &mut Build| {
         let flat = b.ids("ids", [12], 9);

@@ -103,6 +103,42 @@ pub fn cases() -> Vec<Case> {
             }));
         }
     }
+    for shape in SHAPES {
+        let [rows, c] = shape;
+        cases.push(
+            Case::new(format!("f16, plain {rows}x{c}"), move |b: &mut Build| {
+                let (x, gamma, beta) =
+                    (b.half("x", shape, 1.0), b.half("gamma", [c], 1.0), b.half("beta", [c], 1.0));
+                Ok(vec![ln::layer_norm(b.graph(), x, gamma, beta, EPS)?])
+            })
+            .values_only(),
+        );
+    }
+    // The last two are longer than registers hold on some devices: with h, and without.
+    for shape in [[1, 1], [3, 7], [5, 64], [301, 64], [4, 257], [3, 4099], [2, 16384]] {
+        let [rows, c] = shape;
+        for (what, outputs) in [("", 2), (", y only", 1)] {
+            cases.push(
+                Case::new(format!("f16, after a sum, {rows}x{c}{what}"), move |b: &mut Build| {
+                    let (residual, x) = (b.half("residual", shape, 1.0), b.half("x", shape, 1.0));
+                    let (gamma, beta) = (b.half("gamma", [c], 1.0), b.half("beta", [c], 1.0));
+                    let (y, h) = ln::add_norm(b.graph(), residual, x, gamma, beta, EPS, None, None)?;
+                    Ok([y, h][..outputs].to_vec())
+                })
+                .values_only(),
+            );
+        }
+    }
+    for (name, scale) in [("large", 1e4), ("tiny", 1e-3), ("denormal", 1e-6)] {
+        cases.push(
+            Case::new(format!("f16, {name} values"), move |b: &mut Build| {
+                let (x, gamma) = (b.half("x", [5, 64], scale), b.half("gamma", [64], 1.0));
+                let beta = b.half("beta", [64], 1.0);
+                Ok(vec![ln::layer_norm(b.graph(), x, gamma, beta, EPS)?])
+            })
+            .values_only(),
+        );
+    }
     // Only the parameters need gradients, and only the input.
     cases.push(Case::new("fixed input", |b: &mut Build| {
         let x = b.fixed("x", rows_around(0.0, 1.0, [6, 64], false));

@@ -261,8 +261,103 @@ fn strided(cases: &mut Vec<Case>) {
     }
 }
 
+/// 16-bit floats: every size, as a layer has it, and what else a factor, an epilogue and a result can be.
+fn halves(cases: &mut Vec<Case>) {
+    for (name, form_a, form_b) in FORMS {
+        // A transposed A is of gradients alone.
+        let every = if form_a == Form::Transposed { 6 } else { 1 };
+        for sizes in SIZES.into_iter().step_by(every) {
+            let [m, n, k] = sizes;
+            for (bias, wide) in [(true, false), (false, true)] {
+                let what = if wide { ", f32 result" } else { ", bias" };
+                let build = move |b: &mut Build| {
+                    let stored =
+                        |form: Form, r: usize, c: usize| if form == Form::Plain { [r, c] } else { [c, r] };
+                    let x = b.half("a", stored(form_a, m, k), 1.0);
+                    let w = b.half("b", stored(form_b, k, n), 1.0);
+                    let bias = bias.then(|| b.half("bias", [n], 1.0));
+                    let with = MatMul { a: form_a, b: form_b, bias, wide, alpha: 0.25, ..Default::default() };
+                    Ok(vec![matmul(b.graph(), x, w, with)?])
+                };
+                cases.push(Case::new(format!("f16 {name} {m}x{n}x{k}{what}"), build).values_only());
+            }
+        }
+    }
+    for act in [Activation::Relu, Activation::Gelu] {
+        for wide in [false, true] {
+            for [m, n, k] in [[6, 36, 24], [7, 13, 5], [18, 36, 1100], [35, 67, 1031], [2, 64, 16], [3, 4, 1]]
+            {
+                let build = move |b: &mut Build| {
+                    let (x, w) = (b.half("a", [m, k], 1.0), b.half("b", [k, n], 0.2));
+                    let bias = Some(b.half("bias", [n], 1.0));
+                    let residual = if wide { b.normal("r", [m, n], 1.0) } else { b.half("r", [m, n], 1.0) };
+                    let with = MatMul {
+                        bias,
+                        activation: act,
+                        wide,
+                        residual: Some(residual),
+                        ..Default::default()
+                    };
+                    Ok(vec![matmul(b.graph(), x, w, with)?])
+                };
+                let name = format!("f16, {act:?}, residual, f32 result {wide}, {m}x{n}x{k}");
+                cases.push(Case::new(name, build).values_only());
+            }
+        }
+    }
+    for (name, outer_a, outer_b) in
+        [("batch", &[3][..], &[3][..]), ("shared b", &[3], &[]), ("shared a", &[], &[3])]
+    {
+        for [m, n, k] in [[7, 13, 5], [20, 36, 8]] {
+            let build = move |b: &mut Build| {
+                let shape = |outer: &[usize], r: usize, c: usize| [outer, &[r, c]].concat();
+                let (x, w) = (b.half("a", shape(outer_a, m, k), 1.0), b.half("b", shape(outer_b, k, n), 1.0));
+                Ok(vec![matmul(b.graph(), x, w, MatMul::default())?])
+            };
+            cases.push(Case::new(format!("f16 {name} {m}x{n}x{k}"), build).values_only());
+        }
+    }
+    for (name, shift, m, n, k) in [("aligned", 0, 21, 12, 16), ("not aligned", 1, 21, 11, 17)] {
+        let build = move |b: &mut Build| {
+            let (x, w) = (b.half("a", [m, 40], 1.0), b.half("b", [k, 32], 1.0));
+            let at = Strided {
+                m,
+                n,
+                k,
+                batch: [1, 1],
+                form_a: Form::Plain,
+                a: block(8 + shift, 40),
+                form_b: Form::Plain,
+                b: block(4 + shift, 32),
+                out: block(12 + shift, 28),
+                shape: [m, 28].into(),
+                alpha: 0.5,
+            };
+            Ok(vec![matmul_strided(b.graph(), x, w, at)?])
+        };
+        cases.push(Case::new(format!("f16, blocks of columns, {name}"), build).values_only());
+    }
+    for (name, scale) in [("large", 30.0), ("tiny", 1e-3), ("denormal", 1e-6)] {
+        let build = move |b: &mut Build| {
+            let (x, w) = (b.half("a", [19, 24], scale), b.half("b", [24, 40], scale));
+            Ok(vec![matmul(b.graph(), x, w, MatMul::default())?])
+        };
+        cases.push(Case::new(format!("f16, {name} values"), build).values_only());
+    }
+    for (name, m, n, k) in
+        [("middle tile", 500, 512, 20), ("large tile", 1020, 2052, 12), ("large tile, odd", 1021, 2049, 9)]
+    {
+        let build = move |b: &mut Build| {
+            let (x, w) = (b.half("a", [m, k], 1.0), b.half("b", [k, n], 1.0));
+            Ok(vec![matmul(b.graph(), x, w, MatMul::default())?])
+        };
+        cases.push(Case::new(format!("f16, {name}"), build).values_only());
+    }
+}
+
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
+    halves(&mut cases);
     forms(&mut cases);
     epilogues(&mut cases);
     strided(&mut cases);

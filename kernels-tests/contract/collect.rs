@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use wgformer::kernel::Kernel;
 use wgformer::nn::{
-    BatchShape, NormPlacement, Objective, Optimizer, Positions, Transformer, TransformerConfig, Tying,
+    BatchShape, NormPlacement, Objective, Optimizer, Positions, Precision, Transformer, TransformerConfig,
+    Tying,
 };
 use wgformer::ops::elementwise::Activation;
 use wgformer::ops::optimizer::AdamSettings;
@@ -43,7 +44,8 @@ fn lower() -> std::result::Result<Vec<Found>, Vec<String>> {
             let plans = move |profiles: &[Profile]| {
                 let (graph, outputs) = case.graph(1)?;
                 let plan = |p: &Profile| Plan::new(&graph, &outputs, &p.1);
-                profiles.iter().enumerate().map(|(i, p)| Ok((i, plan(p)?))).collect()
+                let able = |(_, p): &(usize, &Profile)| p.1.f16 || !graph.uses_f16();
+                profiles.iter().enumerate().filter(able).map(|(i, p)| Ok((i, plan(p)?))).collect()
             };
             sources.push((name, true, Box::new(plans)));
         }
@@ -108,7 +110,7 @@ fn models() -> Vec<(String, TransformerConfig)> {
     all
 }
 
-/// Training, evaluation, encoding and decoding, for a usual batch and for a single sentence.
+/// Training, evaluation, encoding and decoding (the last two with 16-bit floats too), for a usual batch and for a single sentence.
 fn model_plans(config: &TransformerConfig, profiles: &[Profile]) -> Result<Vec<(usize, Plan)>> {
     let model = Transformer::new(config.clone())?;
     let objective = Objective::default();
@@ -121,7 +123,13 @@ fn model_plans(config: &TransformerConfig, profiles: &[Profile]) -> Result<Vec<(
         let evaluation = model.loss_graph(shape, &objective, None)?;
         let encoding = model.encode_graph(shape)?;
         let decoding = model.decode_graph(shape, 0)?;
+        let half = Transformer::with_precision(config.clone(), Precision::F16)?;
+        let (encoding_f16, decoding_f16) = (half.encode_graph(shape)?, half.decode_graph(shape, 0)?);
         for (i, (_, profile)) in profiles.iter().enumerate() {
+            if profile.f16 {
+                plans.push((i, Plan::new(&encoding_f16.graph, &[], profile)?));
+                plans.push((i, Plan::new(&decoding_f16.graph, &[decoding_f16.next], profile)?));
+            }
             plans.push((i, Plan::new(&training.graph, &training.outputs(), profile)?));
             plans.push((i, Plan::new(&partial.graph, &partial.outputs(), profile)?));
             plans.push((i, Plan::new(&evaluation.graph, &evaluation.outputs(), profile)?));

@@ -36,12 +36,16 @@ impl Text {
             let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
             info.map_err(|e| e.emit_to_string(&text))
         };
-        let info = match kernel.requires.subgroup_size {
-            None => validate(NOTHING)?,
-            Some(_) => validate(Capabilities::SUBGROUP)?,
-        };
-        if kernel.requires.subgroup_size.is_some() && validate(NOTHING).is_ok() {
+        let (subgroups, f16) = (kernel.requires.subgroup_size.is_some(), kernel.requires.f16);
+        let of = |given: bool, capability| if given { capability } else { NOTHING };
+        let (of_groups, of_f16) =
+            (of(subgroups, Capabilities::SUBGROUP), of(f16, Capabilities::SHADER_FLOAT16));
+        let info = validate(of_groups | of_f16)?;
+        if subgroups && validate(of_f16).is_ok() {
             return Err("requires sub-groups, but has no operation of theirs".to_string());
+        }
+        if f16 && validate(of_groups).is_ok() {
+            return Err("requires 16-bit floats, but has none".to_string());
         }
         let Some(entry) = module.entry_points.iter().position(|e| e.name == kernel.entry) else {
             return Err(format!("there is no entry point {:?}", kernel.entry));

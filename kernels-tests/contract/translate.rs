@@ -37,9 +37,10 @@ pub fn problems(kernel: &Kernel, text: &Text) -> Vec<String> {
             Err(e) => problems.push(format!("MSL: {e}")),
         }
         let options = hlsl::Options {
-            shader_model: match kernel.requires.subgroup_size {
-                Some(_) => hlsl::ShaderModel::V6_0,
-                None => hlsl::ShaderModel::V5_1,
+            shader_model: match (kernel.requires.f16, kernel.requires.subgroup_size) {
+                (true, _) => hlsl::ShaderModel::V6_2,
+                (false, Some(_)) => hlsl::ShaderModel::V6_0,
+                (false, None) => hlsl::ShaderModel::V5_1,
             },
             zero_initialize_workgroup_memory: checked,
             restrict_indexing: checked,

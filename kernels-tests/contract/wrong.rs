@@ -45,7 +45,7 @@ fn right() -> Kernel {
         bindings: vec![Access::Read, Access::Read, Access::Write],
         params: &FIELDS,
         constants: vec![("GROUP", Const::U32(64))],
-        requires: Requires { subgroup_size: None, workgroup_bytes: 256, invocations: 64 },
+        requires: Requires { workgroup_bytes: 256, invocations: 64, ..Default::default() },
     }
 }
 
@@ -67,6 +67,7 @@ const KERNELS: &[Wrong] = &[
     (|k| edit(k, "= x[lane]", "= subgroupAdd(x[lane])"), "SUBGROUP"),
     (|k| edit(k, "= x[lane]", "= f32(f16(x[lane]))"), "f16"),
     (|k| k.requires.subgroup_size = Some(64), "no operation of theirs"),
+    (|k| k.requires.f16 = true, "requires 16-bit floats, but has none"),
     // Names.
     (|k| k.name = "total/workgroup".into(), "begins with no family"),
     (|k| k.name = "other".into(), "named \"other\", but has the text of \"sum\""),

@@ -133,6 +133,7 @@ impl List<'_> {
             );
             for &[n, k] in shapes {
                 all.push(product("nn", Form::Plain, Form::Plain, [m, n, k]));
+                all.push(half_product([m, n, k]));
                 if m > 64 {
                     all.push(product("nt", Form::Plain, Form::Transposed, [m, k, n]));
                     all.push(product("tn", Form::Transposed, Form::Plain, [k, n, m]));
@@ -319,6 +320,18 @@ fn product(form: &str, a: Form, b: Form, [m, n, k]: [usize; 3]) -> Work {
         Ok(body)
     };
     Work::new("matmul", format!("matmul/{form}"), &[("M", m), ("N", n), ("K", k)], Forward, build)
+}
+
+/// The product "nn" of 16-bit floats; without them a row that says so.
+fn half_product([m, n, k]: [usize; 3]) -> Work {
+    let build = move || {
+        let mut body = Body::default();
+        let mut half = |name, shape| body.input(name, TensorType::f16(shape), Fill::Normal(1.0));
+        let (x, y) = (half("a", [m, k]), half("b", [k, n]));
+        body.outputs = vec![matmul(&mut body.graph, x, y, MatMul::default())?];
+        Ok(body)
+    };
+    Work::new("matmul", "matmul/nn_f16", &[("M", m), ("N", n), ("K", k)], Forward, build)
 }
 
 #[derive(Clone, Copy)]

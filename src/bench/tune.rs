@@ -413,7 +413,7 @@ impl Excerpt<'_> {
         let given = self.from.given.iter().find(|(given, _)| *given == id);
         let fill = match (given, value.ty.dtype) {
             (Some((_, fill)), _) => fill.clone(),
-            (None, DType::F32) => Fill::Normal(1.0),
+            (None, DType::F32 | DType::F16) => Fill::Normal(1.0),
             (None, DType::U32) => Fill::Below(1),
         };
         let name = format!("{} {}", id.index(), value.name);

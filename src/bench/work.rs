@@ -24,6 +24,10 @@ impl Fill {
         let n = ty.shape.elements();
         match (self, ty.dtype) {
             (Fill::Values(values), _) => values.clone(),
+            (Fill::Normal(scale), DType::F16) => {
+                let number = |_| half::f16::from_f64(scale * rng.normal());
+                HostTensor::f16(ty.shape.clone(), (0..n).map(number).collect())
+            }
             (Fill::Normal(scale), _) => {
                 HostTensor::f32(ty.shape.clone(), (0..n).map(|_| (scale * rng.normal()) as f32).collect())
             }
@@ -31,7 +35,7 @@ impl Fill {
                 let ids = (0..n).map(|_| rng.below(u64::from(*most).max(1)) as u32).collect();
                 HostTensor::u32(ty.shape.clone(), ids)
             }
-            (Fill::Below(most), DType::F32) => {
+            (Fill::Below(most), DType::F32 | DType::F16) => {
                 let numbers = (0..n).map(|_| rng.below(u64::from(*most).max(1)) as f32).collect();
                 HostTensor::f32(ty.shape.clone(), numbers)
             }
@@ -269,7 +273,7 @@ pub(super) fn decode(model: &Transformer, shape: BatchShape) -> Result<Body> {
         let value = body.graph.value(id);
         let fill = match value.ty.dtype {
             DType::U32 => Fill::Below(model.config().target_vocabulary as u32),
-            DType::F32 => Fill::Normal(1.0),
+            DType::F32 | DType::F16 => Fill::Normal(1.0),
         };
         if !value.name.starts_with("parameters") {
             body.given.push((id, fill));

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 use wgformer::infer::DecodeSettings;
-use wgformer::model::{Model, Translator};
+use wgformer::model::{Model, Precision, Translator};
 use wgformer::text::corpus::MAX_LINE_BYTES;
 
 /// Lines that are read ahead and sorted by length, in batches.
@@ -40,6 +40,10 @@ pub struct Translate {
     /// Sentences that are translated together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: u16,
+    /// The floats to store weights and values in; sums have 32 bits. f16 needs half of the memory, and an adapter that has it
+    /// (`wgformer info`)
+    #[arg(long, value_enum, default_value_t = Floats::F32)]
+    precision: Floats,
     /// The most symbols of a translation [default: what the model allows]
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
@@ -51,6 +55,12 @@ enum Overlong {
     Cut,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Floats {
+    F32,
+    F16,
+}
+
 impl Translate {
     pub fn run(&self, global: &Global) -> Result<()> {
         let model = match &self.model {
@@ -58,7 +68,11 @@ impl Translate {
             None => shipped::model()?,
         };
         let gpu = global.gpu()?;
-        let mut translator = Translator::new(&gpu, &model)?;
+        let precision = match self.precision {
+            Floats::F32 => Precision::F32,
+            Floats::F16 => Precision::F16,
+        };
+        let mut translator = Translator::with_precision(&gpu, &model, precision)?;
         let most = translator.max_target();
         let max_length = self.max_length.unwrap_or(most);
         if max_length == 0 || max_length > most {

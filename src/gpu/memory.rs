@@ -6,7 +6,7 @@
 use super::wait::Pending;
 use super::{Buffer, Gpu, Shared, lock};
 use crate::plan::{BufferKind, Plan};
-use crate::{DType, Error, HostTensor, Result, TensorType};
+use crate::{Error, HostTensor, Result, TensorType};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::pin::Pin;
@@ -317,10 +317,7 @@ impl Reading {
         let take = |p: &Part| {
             let bytes = &view[at..at + p.ty.bytes() as usize];
             at += bytes.len();
-            match p.ty.dtype {
-                DType::F32 => HostTensor::F32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
-                DType::U32 => HostTensor::U32(p.ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
-            }
+            HostTensor::from_bytes(&p.ty, bytes)
         };
         Ok(parts.iter().map(take).collect())
     }

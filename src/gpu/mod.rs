@@ -214,7 +214,14 @@ impl Shared {
             let problem = "the host's buffer needs the usage COPY_DST to be written from here";
             return Err(Error::config(what, problem));
         }
-        self.scoped(&what, || self.queue.write_buffer(&buffer.raw, buffer.offset, bytes))?;
+        self.scoped(&what, || match bytes.len() % 4 {
+            0 => self.queue.write_buffer(&buffer.raw, buffer.offset, bytes),
+            // An odd number of 16-bit floats.
+            rest => {
+                let padded = [bytes, &[0; 3][..4 - rest]].concat();
+                self.queue.write_buffer(&buffer.raw, buffer.offset, &padded);
+            }
+        })?;
         self.look()
     }
 

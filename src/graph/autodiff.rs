@@ -3,7 +3,7 @@
 
 use super::{Graph, Node, Op, Role, Value, ValueId};
 use crate::ops::elementwise;
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Graph {
     /// outside (`seeds`: a value and the gradient of the loss by it). `None` where no path leads from a value to a seed.
     ///
     /// # Errors
-    /// When an op on the way has no gradient, or a seed has another shape than its value.
+    /// When an op on the way has no gradient, a value on the way has 16-bit floats, or a seed has another shape than its value.
     pub fn backward(
         &mut self,
         seeds: &[(ValueId, ValueId)],
@@ -62,6 +62,11 @@ impl Graph {
             let d_outputs: Vec<Option<ValueId>> = node.outputs.iter().map(|o| gradients[o.index()]).collect();
             if d_outputs.iter().all(Option::is_none) || !node.inputs.iter().any(|i| depends[i.index()]) {
                 continue;
+            }
+            if let Some(half) = node.inputs.iter().find(|i| self.value(**i).ty.dtype == DType::F16) {
+                let v = self.value(*half);
+                let problem = format!("{} is {}: only 32-bit floats have gradients", v.name, v.ty);
+                return Err(Error::config("backward", problem));
             }
             let op: Arc<dyn Op> = node.op.clone();
             let recomputed = self.recomputed.iter().find(|range| range.contains(&n)).cloned();

@@ -107,6 +107,9 @@ pub fn argsort(ids: &[u32]) -> Vec<u32> {
 pub fn to_host(dtype: DType, t: &Tensor64) -> HostTensor {
     match dtype {
         DType::F32 => HostTensor::f32(t.shape.clone(), t.data.iter().map(|&x| x as f32).collect()),
+        DType::F16 => {
+            HostTensor::f16(t.shape.clone(), t.data.iter().map(|&x| half::f16::from_f64(x)).collect())
+        }
         DType::U32 => HostTensor::u32(t.shape.clone(), t.data.iter().map(|&x| x as u32).collect()),
     }
 }

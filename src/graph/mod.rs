@@ -13,7 +13,7 @@ use crate::kernel::{Dispatch, Operand};
 use crate::profile::DeviceProfile;
 use crate::rng::Rng;
 use crate::tuning::{Query, Variant};
-use crate::{Error, HostTensor, Result, Shape, Tensor64, TensorType};
+use crate::{DType, Error, HostTensor, Result, Shape, Tensor64, TensorType};
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -400,8 +400,9 @@ impl Graph {
         let whole = self.value(of);
         let end = start + ty.shape.elements();
         if !matches!(whole.role, Role::State)
+            || whole.ty.dtype != ty.dtype
             || end > whole.ty.shape.elements()
-            || !start.is_multiple_of(ALIGN)
+            || !(start * ty.dtype.bytes()).is_multiple_of(ALIGN * 4)
         {
             return Err(Error::Internal(format!(
                 "view {name} of elements {start}..{end} of {} {}",
@@ -513,6 +514,11 @@ impl Graph {
         Ok(ids)
     }
 
+    /// Whether any value has 16-bit floats: then only some devices can run it ([`DeviceProfile::f16`]).
+    pub fn uses_f16(&self) -> bool {
+        self.values.iter().any(|v| v.ty.dtype == DType::F16)
+    }
+
     /// The value that holds the bytes of `id`, and the element at which they start in it.
     pub fn resolve(&self, id: ValueId) -> (ValueId, usize) {
         let (mut id, mut start) = (id, 0);
@@ -524,5 +530,5 @@ impl Graph {
     }
 }
 
-/// Parts of buffers start at multiples of this many elements: 256 bytes, WebGPU's default offset alignment.
+/// Parts of buffers start at multiples of this many elements of four bytes: 256 bytes, WebGPU's default offset alignment.
 pub const ALIGN: usize = 64;

@@ -2,8 +2,9 @@
 
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
 use crate::ids::BatchShape;
-use crate::nn::{DecodeGraph, EncodeGraph, Transformer, page_name};
+use crate::nn::{DecodeGraph, EncodeGraph, ParameterLayout, Precision, Transformer, page_name};
 use crate::plan::Plan;
+use crate::tensor::round_to_f16;
 use crate::{Error, HostTensor, Result};
 use std::collections::{HashMap, VecDeque};
 
@@ -36,16 +37,21 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder with these parameters, by name.
+    /// A decoder with these parameters, f32 by name. A model of 16-bit floats
+    /// ([`Transformer::with_precision`]) gets them rounded, and needs half of the memory.
     ///
     /// # Errors
-    /// When a parameter is missing, has another shape, or the device is too small.
+    /// When a parameter is missing, has another shape, or has a number that the model's precision cannot hold; when the
+    /// device is too small, or lacks the precision.
     pub fn new(
         gpu: &Gpu,
         model: Transformer,
         parameters: &HashMap<String, HostTensor>,
         special: SpecialIds,
     ) -> Result<Self> {
+        if model.precision() == Precision::F16 {
+            gpu.profile().check_f16("the precision f16")?;
+        }
         model.layout().check_limits(gpu.profile())?;
         let memory = Memory::new(gpu);
         write_parameters(&model, &memory, parameters)?;
@@ -55,6 +61,11 @@ impl Decoder {
     /// A decoder over the parameters that are already in this memory, those of a trainer for example.
     pub fn with_memory(gpu: &Gpu, model: Transformer, memory: Memory, special: SpecialIds) -> Self {
         Decoder { gpu: gpu.clone(), memory, model, special, prepared: HashMap::new() }
+    }
+
+    /// The memory that parameters, caches and what is between layers are in.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// The model.
@@ -173,17 +184,34 @@ fn write_parameters(
     memory: &Memory,
     values: &HashMap<String, HostTensor>,
 ) -> Result<()> {
-    let mut pages: Vec<Vec<f32>> = model.layout().pages().iter().map(|&n| vec![0.0; n]).collect();
-    for p in model.layout().parameters() {
+    let layout = model.layout();
+    let pages: Vec<HostTensor> = match model.precision() {
+        Precision::F32 => {
+            let pages = pages(layout, values, |data, _| Ok(data.to_vec()))?;
+            pages.into_iter().map(|page| HostTensor::f32([page.len()], page)).collect()
+        }
+        Precision::F16 => {
+            let pages = pages(layout, values, round_to_f16)?;
+            pages.into_iter().map(|page| HostTensor::f16([page.len()], page)).collect()
+        }
+    };
+    pages.iter().enumerate().try_for_each(|(i, page)| memory.write(&page_name("parameters", i), page))
+}
+
+/// The pages, with what `convert` makes of each parameter's numbers and its name.
+fn pages<T: Copy + Default>(
+    layout: &ParameterLayout,
+    values: &HashMap<String, HostTensor>,
+    convert: impl Fn(&[f32], &str) -> Result<Vec<T>>,
+) -> Result<Vec<Vec<T>>> {
+    let mut pages: Vec<Vec<T>> = layout.pages().iter().map(|&n| vec![T::default(); n]).collect();
+    for p in layout.parameters() {
         let value = values.get(&p.name);
         let got = value.map_or("nothing".to_string(), |v| v.ty().to_string());
         let fits = value.filter(|v| v.ty().shape == p.shape);
         let Some(fits) = fits else { return Err(Error::shape("model", p.name.clone(), &p.shape, got)) };
-        let data = fits.as_f32(&p.name)?;
-        pages[p.page][p.start..p.start + data.len()].copy_from_slice(data);
+        let data = convert(fits.as_f32(&p.name)?, &p.name)?;
+        pages[p.page][p.start..p.start + data.len()].copy_from_slice(&data);
     }
-    for (i, page) in pages.into_iter().enumerate() {
-        memory.write(&page_name("parameters", i), &HostTensor::f32([page.len()], page))?;
-    }
-    Ok(())
+    Ok(pages)
 }

@@ -2,7 +2,7 @@
 
 use super::files::Files;
 use super::{CONFIG_FILE, METRICS_FILE, SOURCE_FILE, STATE_FILE, TARGET_FILE, WEIGHTS_FILE};
-use crate::nn::TransformerConfig;
+use crate::nn::{Precision, TransformerConfig};
 use crate::text::{Overlong, Tokenizer, TokenizerKind, Vocabulary, vocab};
 use crate::train::Decay;
 use crate::{Error, Result};
@@ -98,17 +98,6 @@ pub enum Lowercase {
 pub enum Task {
     /// Written dates to ISO 8601: see [`crate::text::dates`].
     Dates,
-}
-
-/// The type of the numbers in `model.safetensors`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    /// 32-bit floats: exactly what was trained.
-    #[default]
-    F32,
-    /// 16-bit floats: half the size, rounded to 11 bits.
-    F16,
 }
 
 /// How a model was trained.

@@ -26,6 +26,7 @@ fn to_bytes(trouble: &Trouble) -> Result<Vec<u8>> {
             let ty = tensor.ty();
             let dtype = match ty.dtype {
                 DType::F32 => Dtype::F32,
+                DType::F16 => Dtype::F16,
                 DType::U32 => Dtype::U32,
             };
             let view = TensorView::new(dtype, ty.shape.dims().to_vec(), tensor.bytes());

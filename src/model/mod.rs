@@ -20,7 +20,8 @@ mod state;
 mod translator;
 pub(crate) mod weights;
 
-pub use config::{Lowercase, ModelConfig, Precision, Task, TextConfig, TrainingConfig};
+pub use crate::nn::Precision;
+pub use config::{Lowercase, ModelConfig, Task, TextConfig, TrainingConfig};
 pub use diverged::{DIVERGED_FILE, save_trouble};
 pub use files::{Embedded, Files, Folder};
 pub use folder::OutputFolder;

@@ -1,8 +1,9 @@
 //! Text in, text out.
 
-use super::Model;
+use super::{Model, Precision};
 use crate::gpu::Gpu;
 use crate::infer::{DecodeSettings, Decoder, SpecialIds};
+use crate::nn::Transformer;
 use crate::text::{Tokenizer, Vocabulary, vocab};
 use crate::{Error, Result};
 
@@ -14,12 +15,23 @@ pub struct Translator {
 }
 
 impl Translator {
-    /// Puts a model on a device.
+    /// Puts a model on a device, with 32-bit floats.
     ///
     /// # Errors
     /// When the device is too small.
     pub fn new(gpu: &Gpu, model: &Model) -> Result<Self> {
-        let decoder = Decoder::new(gpu, model.transformer.clone(), &model.parameters, SpecialIds::default())?;
+        Self::with_precision(gpu, model, Precision::F32)
+    }
+
+    /// Puts a model on a device. With 16-bit floats it needs half of the memory; now and then another symbol is said,
+    /// where two are nearly as likely.
+    ///
+    /// # Errors
+    /// When the device is too small, or lacks the precision; names the parameter that has a number that the precision
+    /// cannot hold.
+    pub fn with_precision(gpu: &Gpu, model: &Model, precision: Precision) -> Result<Self> {
+        let transformer = Transformer::with_precision(model.transformer.config().clone(), precision)?;
+        let decoder = Decoder::new(gpu, transformer, &model.parameters, SpecialIds::default())?;
         let text = &model.config.text;
         let source = (text.source(), model.source.clone());
         Ok(Translator { decoder, source, target: (text.target(), model.target.clone()) })
@@ -32,6 +44,11 @@ impl Translator {
         target: (Tokenizer, Vocabulary),
     ) -> Self {
         Translator { decoder, source, target }
+    }
+
+    /// What it translates with.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
     }
 
     /// The most symbols of a source, its end symbol included.

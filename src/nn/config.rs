@@ -1,7 +1,7 @@
 //! The settings of a Transformer, and the presets.
 
 use crate::ops::elementwise::Activation;
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 
 /// Where LayerNorm stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,31 @@ pub enum Positions {
     SinusoidalHalves,
     /// A learned matrix.
     Learned,
+}
+
+/// The type of a model's numbers: in its file, or on the device, where 16-bit floats are for what needs no gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "import",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
+pub enum Precision {
+    /// 32-bit floats: exactly what was trained.
+    #[default]
+    F32,
+    /// 16-bit floats: half the size, rounded to 11 bits.
+    F16,
+}
+
+impl Precision {
+    /// The type of an element.
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::F16 => DType::F16,
+        }
+    }
 }
 
 /// The settings of an encoder-decoder Transformer. Every size is free.

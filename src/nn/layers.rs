@@ -2,12 +2,13 @@
 
 use super::config::{NormPlacement, TransformerConfig};
 use super::params::{Init, Parameters};
-use crate::Result;
 use crate::graph::{Graph, ValueId};
 use crate::ops::attention::{self, Attention, AttentionInputs, Packing};
 use crate::ops::elementwise::Activation;
+use crate::ops::matmul::MatMul;
 use crate::ops::random::Dropout;
 use crate::ops::{cache_write, dropout, layer_norm, matmul};
+use crate::{DType, Result};
 
 /// What the functions of this module add to: a graph, with its parameters, for these settings.
 pub struct Builder<'a, 'p> {
@@ -47,6 +48,11 @@ impl<'a, 'p> Builder<'a, 'p> {
         seed: Option<ValueId>,
     ) -> Self {
         Builder { graph, parameters, config, seed, recompute: false, sites: 0 }
+    }
+
+    /// The type of the parameters, and so of all values between layers.
+    pub fn dtype(&self) -> DType {
+        self.parameters.dtype()
     }
 
     /// Runs `f` in the scope `name`, which is a part of the names of parameters.
@@ -94,6 +100,15 @@ impl<'a, 'p> Builder<'a, 'p> {
         outputs: &[usize],
         act: Activation,
     ) -> Result<ValueId> {
+        self.any_linear(name, x, outputs, MatMul { activation: act, ..Default::default() })
+    }
+
+    /// A linear layer with an f32 result, whatever the type of the parameters.
+    pub(super) fn wide_linear(&mut self, name: &str, x: ValueId, outputs: usize) -> Result<ValueId> {
+        self.any_linear(name, x, &[outputs], MatMul { wide: true, ..Default::default() })
+    }
+
+    fn any_linear(&mut self, name: &str, x: ValueId, outputs: &[usize], with: MatMul) -> Result<ValueId> {
         let inputs = self.graph.shape(x).last();
         let total: usize = outputs.iter().sum();
         let bias = self.config.bias;
@@ -101,7 +116,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             let init = Init::Xavier { fan_in: inputs, fan_out: outputs[0] };
             let w = b.parameter("weight", &[inputs, total], init)?;
             let bias = if bias { Some(b.parameter("bias", &[total], Init::Zeros)?) } else { None };
-            matmul::linear(b.graph, x, w, bias, act)
+            matmul::rows_times(b.graph, x, w, MatMul { bias, ..with })
         })
     }
 

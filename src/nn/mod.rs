@@ -6,7 +6,7 @@ mod params;
 mod transformer;
 
 pub use crate::ids::{BatchShape, PAD};
-pub use config::{NormPlacement, PRESETS, Positions, TransformerConfig, Tying};
+pub use config::{NormPlacement, PRESETS, Positions, Precision, TransformerConfig, Tying};
 pub use layers::{Builder, Stream};
 pub use params::{Init, Parameter, ParameterLayout, Parameters, page_name};
 pub use transformer::{DecodeGraph, EncodeGraph, ForwardGraph, LossGraph, Objective, Optimizer, Transformer};

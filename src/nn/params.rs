@@ -3,12 +3,14 @@
 //! A page is one state. Gradients and moments have pages of the same layout, so that clipping, Adam and checkpoints are
 //! one pass over a page.
 
+use super::config::Precision;
 use crate::graph::{ALIGN, Graph, ValueId};
+use crate::plan::ALIGN_BYTES;
 use crate::rng::{Rng, fnv1a};
-use crate::{DeviceProfile, Error, Result, Shape, TensorType};
+use crate::{DType, DeviceProfile, Error, Result, Shape, TensorType};
 use std::collections::HashMap;
 
-/// A page holds at most this many elements (64 MiB), unless one parameter alone is larger.
+/// A page holds at most this many elements (64 MiB of 32-bit floats), unless one parameter alone is larger.
 const PAGE: usize = 16 << 20;
 
 /// How a parameter gets its first value.
@@ -40,7 +42,7 @@ pub struct Parameter {
     pub init: Init,
     /// Which page it lies in.
     pub page: usize,
-    /// Its first element there, a multiple of [`ALIGN`].
+    /// Its first element there, at a multiple of 256 bytes.
     pub start: usize,
 }
 
@@ -68,6 +70,7 @@ pub struct ParameterLayout {
     parameters: Vec<Parameter>,
     index: HashMap<String, usize>,
     pages: Vec<usize>,
+    precision: Precision,
 }
 
 impl ParameterLayout {
@@ -79,6 +82,11 @@ impl ParameterLayout {
     /// The length of each page in elements.
     pub fn pages(&self) -> &[usize] {
         &self.pages
+    }
+
+    /// The type of the numbers in the pages.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The number of elements of all parameters.
@@ -101,7 +109,7 @@ impl ParameterLayout {
             ("max_buffer_size", profile.max_buffer_bytes),
         ];
         for p in &self.parameters {
-            let needed = p.shape.elements() as u64 * 4;
+            let needed = TensorType::new(self.precision.dtype(), p.shape.clone()).bytes();
             if let Some(&(limit, allowed)) = limits.iter().find(|(_, allowed)| needed > *allowed) {
                 let tensor = format!("{} {}", p.name, p.shape);
                 return Err(Error::Limit { limit, needed, allowed, tensor });
@@ -128,7 +136,7 @@ impl ParameterLayout {
     }
 
     fn place(&mut self, name: String, shape: Shape, init: Init) {
-        let n = shape.elements().next_multiple_of(ALIGN);
+        let n = shape.elements().next_multiple_of(ALIGN_BYTES as usize / self.precision.dtype().bytes());
         let fits = self.pages.last().is_some_and(|&used| used + n <= PAGE);
         if !fits {
             self.pages.push(0);
@@ -164,17 +172,29 @@ impl<'a> Parameters<'a> {
 
     /// Gives views of the pages of a layout, which are states of `graph`.
     pub fn of(layout: &'a ParameterLayout, graph: &mut Graph) -> Self {
-        let page = |(i, &n): (usize, &usize)| graph.state(page_name("parameters", i), TensorType::f32([n]));
+        let dtype = layout.precision.dtype();
+        let page =
+            |(i, &n): (usize, &usize)| graph.state(page_name("parameters", i), TensorType::new(dtype, [n]));
         let pages = layout.pages.iter().enumerate().map(page).collect();
         Parameters { known: Some(layout), declared: Vec::new(), pages, views: HashMap::new() }
     }
 
+    /// The type of the parameters.
+    pub fn dtype(&self) -> DType {
+        self.known.map_or(DType::F32, |layout| layout.precision.dtype())
+    }
+
     /// What was declared.
     pub fn into_layout(self) -> ParameterLayout {
+        self.into_layout_of(Precision::F32)
+    }
+
+    /// What was declared, with pages of this type.
+    pub fn into_layout_of(self, precision: Precision) -> ParameterLayout {
         // Matrices before vectors, so that weight decay applies to a range.
         let (matrices, vectors): (Vec<_>, Vec<_>) =
             self.declared.into_iter().partition(|(_, s, _)| s.rank() > 1);
-        let mut layout = ParameterLayout::default();
+        let mut layout = ParameterLayout { precision, ..Default::default() };
         for (name, shape, init) in matrices.into_iter().chain(vectors) {
             layout.place(name, shape, init);
         }
@@ -213,7 +233,8 @@ impl<'a> Parameters<'a> {
             }
             Some(layout) => match layout.get(&name) {
                 Some(p) if p.shape == shape => {
-                    graph.view(name.clone(), self.pages[p.page], p.start, TensorType::f32(shape))?
+                    let ty = TensorType::new(layout.precision.dtype(), shape);
+                    graph.view(name.clone(), self.pages[p.page], p.start, ty)?
                 }
                 p => {
                     let got = p.map_or("nothing".to_string(), |p| p.shape.to_string());

@@ -1,16 +1,16 @@
 //! The encoder-decoder Transformer: stacks of layers, and the graphs of training, evaluation and decoding.
 
-use super::config::{Positions, TransformerConfig, Tying};
+use super::config::{Positions, Precision, TransformerConfig, Tying};
 use super::layers::{Builder, Stream};
 use super::params::{Init, ParameterLayout, Parameters, page_name};
 use crate::graph::{Graph, ValueId};
 use crate::ids::{BatchShape, PAD};
 use crate::ops::cross_entropy::{Chunks, CrossEntropy, Loss};
-use crate::ops::elementwise::Activation;
 use crate::ops::embedding::EmbeddingInputs;
+use crate::ops::matmul::{Form, MatMul};
 use crate::ops::optimizer::{AdamPages, AdamSettings};
 use crate::ops::{argmax, cache_write, cross_entropy, embedding, layout, matmul, optimizer};
-use crate::{Error, HostTensor, Result, TensorType};
+use crate::{DType, Error, HostTensor, Result, TensorType};
 
 /// What it costs, for each row of a batch, to leave some out of the loss, as rows of logits for one symbol. On llvmpipe about
 /// 200 (half of the rows left out of 512: no gain with 200 symbols, a sixth of a step with 2000, a quarter with 8000). No GPU
@@ -143,6 +143,16 @@ impl Transformer {
     /// # Errors
     /// Names the first setting that is impossible.
     pub fn new(config: TransformerConfig) -> Result<Self> {
+        Self::with_precision(config, Precision::F32)
+    }
+
+    /// The same with parameters of this type, in which its graphs also store what is between layers; kernels compute in 32
+    /// bits, and logits have them. With 16-bit floats it can only be used, not trained, and on devices with
+    /// [`DeviceProfile::f16`](crate::DeviceProfile::f16).
+    ///
+    /// # Errors
+    /// Names the first setting that is impossible.
+    pub fn with_precision(config: TransformerConfig, precision: Precision) -> Result<Self> {
         config.validate()?;
         let mut parameters = Parameters::declaring();
         let mut graph = Graph::new();
@@ -158,13 +168,18 @@ impl Transformer {
         let memory = b.encoder(ids, None)?;
         let decoded = b.decoder(ids, memory, None)?;
         b.logits(decoded)?;
-        let layout = parameters.into_layout();
+        let layout = parameters.into_layout_of(precision);
         Ok(Transformer { config, layout })
     }
 
     /// The settings.
     pub fn config(&self) -> &TransformerConfig {
         &self.config
+    }
+
+    /// The type of its parameters.
+    pub fn precision(&self) -> Precision {
+        self.layout.precision()
     }
 
     /// The parameters.
@@ -191,7 +206,7 @@ impl Transformer {
     /// The graph of a training step (with an optimiser) or of an evaluation (without), by teacher forcing.
     ///
     /// # Errors
-    /// When the batch is longer than the model allows.
+    /// When the batch is longer than the model allows, or the model has 16-bit floats.
     pub fn loss_graph(
         &self,
         shape: BatchShape,
@@ -228,6 +243,9 @@ impl Transformer {
         optimizer: Option<&Optimizer>,
     ) -> Result<LossGraph> {
         self.check(shape)?;
+        if self.precision() != Precision::F32 {
+            return Err(Error::config("precision", "f16 is for using a model: losses take 32-bit floats"));
+        }
         let BatchShape { rows, target_len: t, .. } = shape;
         if loss_rows == 0 || loss_rows > rows * t {
             return Err(Error::shape("batch", "loss rows", format!("from 1 to {}", rows * t), loss_rows));
@@ -441,12 +459,8 @@ impl Builder<'_, '_> {
             Positions::Learned => self.scoped(format!("{side}_positions"), |b| {
                 b.parameter("weight", &[longest, c.width], Init::Normal((c.width as f64).powf(-0.5)))
             })?,
-            Positions::Sinusoidal => {
-                self.graph.constant("positions", embedding::sinusoid_interleaved(longest, c.width))
-            }
-            Positions::SinusoidalHalves => {
-                self.graph.constant("positions", embedding::sinusoid_halves(longest, c.width))
-            }
+            Positions::Sinusoidal => self.constant(embedding::sinusoid_interleaved(longest, c.width))?,
+            Positions::SinusoidalHalves => self.constant(embedding::sinusoid_halves(longest, c.width))?,
         };
         let scale = if c.scale_embeddings { (c.width as f64).sqrt() } else { 1.0 };
         let dropout = self.dropout(c.dropout);
@@ -455,6 +469,19 @@ impl Builder<'_, '_> {
         let out = embedding::embedding(self.graph, inputs, scale, dropout);
         self.graph.pop_scope();
         out
+    }
+
+    /// Positions as a constant of the type of the parameters.
+    fn constant(&mut self, positions: HostTensor) -> Result<ValueId> {
+        let name = "positions";
+        let value = match self.dtype() {
+            DType::F16 => {
+                let shape = positions.ty().shape;
+                HostTensor::rounded_to_f16(shape, positions.as_f32(name)?, name)?
+            }
+            _ => positions,
+        };
+        Ok(self.graph.constant(name, value))
     }
 
     fn embedding_table(&mut self, side: &str, vocabulary: usize) -> Result<ValueId> {
@@ -538,7 +565,7 @@ impl Builder<'_, '_> {
         for i in 0..self.config.decoder_layers {
             let kv =
                 self.scoped(format!("decoder.layers.{i}.cross_attn"), |b| b.memory_keys_values(memory))?;
-            let ty = TensorType::f32([shape.rows, shape.source_len, 2 * width]);
+            let ty = TensorType::new(self.dtype(), [shape.rows, shape.source_len, 2 * width]);
             let state = self.graph.state(cache_name("memory", i, shape), ty);
             cache_write::cache_write(self.graph, state, kv, None)?;
         }
@@ -560,23 +587,23 @@ impl Builder<'_, '_> {
             x,
             Some(source_lengths),
             |b, i, x| {
-                let ty = TensorType::f32([shape.rows, shape.target_len, 3 * width]);
+                let ty = TensorType::new(b.dtype(), [shape.rows, shape.target_len, 3 * width]);
                 let cache = b.graph.state(cache_name("self", i, shape), ty);
                 b.cached_self_attention(x, cache, position, target_lengths)
             },
             |b, i| {
-                let ty = TensorType::f32([shape.rows, shape.source_len, 2 * width]);
+                let ty = TensorType::new(b.dtype(), [shape.rows, shape.source_len, 2 * width]);
                 Ok(b.graph.state(cache_name("memory", i, shape), ty))
             },
         )
     }
 
-    /// The logits [N, V] of decoder outputs [N, C].
+    /// The logits f32 [N, V] of decoder outputs [N, C].
     pub fn logits(&mut self, x: ValueId) -> Result<ValueId> {
         let c = self.config;
         let v = c.target_vocabulary;
         if matches!(c.tying, Tying::None | Tying::Embeddings) {
-            return self.linear("output", x, v, Activation::None);
+            return self.wide_linear("output", x, v);
         }
         let table = self.embedding_table("target", v)?;
         let bias = match c.bias {
@@ -584,7 +611,8 @@ impl Builder<'_, '_> {
             false => None,
         };
         self.graph.push_scope("output");
-        let out = matmul::linear_transposed(self.graph, x, table, bias, Activation::None);
+        let with = MatMul { b: Form::Transposed, bias, wide: true, ..Default::default() };
+        let out = matmul::rows_times(self.graph, x, table, with);
         self.graph.pop_scope();
         out
     }

@@ -13,7 +13,7 @@ use super::rounding::{TINY, exp, exp_of, once, size, sum};
 use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Dispatch, Kernel, Slice};
 use crate::rng::Rng;
-use crate::{DType, Error, Result, Tensor64, TensorType};
+use crate::{Error, Result, Tensor64, TensorType};
 use lower::{Lowered, R, W};
 use reader::Reader;
 use std::f64::consts::{LN_2, LOG2_E};
@@ -242,8 +242,8 @@ impl Spec {
             Kind::Kv => ["q", "kv", ""],
         };
         for (name, t) in names.iter().zip(&inputs[..self.kind.operands()]) {
-            if t.dtype != DType::F32 || t.shape.rank() != 3 || t.shape.elements() == 0 {
-                return Err(Error::shape("", *name, "f32[batch, length, width]", t));
+            if !t.dtype.is_float() || t.shape.rank() != 3 || t.shape.elements() == 0 {
+                return Err(Error::shape("", *name, "f32 or f16 [batch, length, width]", t));
             }
         }
         let (_, widths, _) = self.kind.part(0);
@@ -261,7 +261,7 @@ impl Spec {
         for i in 0..3 {
             let (tensor, widths, _) = self.kind.part(i);
             let rows = if i == 0 { n.t } else { n.s };
-            let want = TensorType::f32([n.batch, rows, widths * n.width()]);
+            let want = TensorType::new(inputs[0].dtype, [n.batch, rows, widths * n.width()]);
             if *inputs[tensor] != want {
                 return Err(Error::shape("", names[tensor], want, inputs[tensor]));
             }
@@ -316,7 +316,8 @@ impl Op for Forward {
 
     fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
         let n = self.0.check(inputs, self.0.kind.operands())?;
-        Ok(vec![TensorType::f32([n.batch, n.t, n.width()]), TensorType::f32([n.batch, n.heads, n.t])])
+        let out = TensorType::new(inputs[0].dtype, [n.batch, n.t, n.width()]);
+        Ok(vec![out, TensorType::f32([n.batch, n.heads, n.t])])
     }
 
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {

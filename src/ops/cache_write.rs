@@ -81,7 +81,13 @@ impl Op for CacheWrite {
         let Some([_, positions, steps, width]) = extents(l.input_type(0), l.input_type(1)) else {
             return Err(Error::Internal("cache_write with other shapes than it was built with".into()));
         };
-        let (alias, per) = if width % 4 == 0 { ("vec4<u32>", 4) } else { ("u32", 1) };
+        // Bits are copied: 16-bit floats by pairs, and one by one only where rows end within a pair.
+        let size = l.input_type(0).dtype.bytes();
+        let (alias, per) = match width * size {
+            bytes if bytes.is_multiple_of(16) => ("vec4<u32>", 16 / size),
+            bytes if bytes.is_multiple_of(4) => ("u32", 4 / size),
+            _ => ("f16", 1),
+        };
         let count = l.input_type(1).shape.elements() / per;
         l.push(Dispatch {
             kernel: Kernel {
@@ -96,7 +102,8 @@ impl Op for CacheWrite {
                     ("elem", Const::Alias(alias)),
                 ],
                 requires: Requires { invocations: GROUP, ..Default::default() },
-            },
+            }
+            .stores_f16(alias == "f16"),
             operands: vec![
                 l.input(0).into(),
                 l.input(1).into(),

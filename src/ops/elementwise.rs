@@ -180,9 +180,9 @@ params! {
     }
 }
 
-/// `array<vec4<f32>>` where the element count allows it.
-fn elem(count: usize) -> (&'static str, usize) {
-    if count.is_multiple_of(4) { ("vec4<f32>", count / 4) } else { ("f32", count) }
+/// Whether arrays are of four numbers an element, and how many elements they have then.
+fn elem(count: usize) -> (bool, usize) {
+    if count.is_multiple_of(4) { (true, count / 4) } else { (false, count) }
 }
 
 /// out = f(a).
@@ -198,8 +198,8 @@ impl Op for Unary {
     }
 
     fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
-        if inputs[0].dtype != DType::F32 {
-            return Err(Error::shape("", "a", "f32", inputs[0]));
+        if !inputs[0].dtype.is_float() {
+            return Err(Error::shape("", "a", "f32 or f16", inputs[0]));
         }
         Ok(vec![inputs[0].clone()])
     }
@@ -236,7 +236,8 @@ impl Op for Unary {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let n = l.output_type(0).shape.elements();
-        let (elem, count) = elem(n);
+        let (vec4, count) = elem(n);
+        let dtype = l.output_type(0).dtype;
         let (function, act, factor) = match *self {
             Unary::Scale(factor) => (0, Activation::None, factor),
             Unary::Activate(act) => (1, act, 1.0),
@@ -252,11 +253,13 @@ impl Op for Unary {
                     ("GROUP", Const::U32(GROUP)),
                     ("FUNCTION", Const::U32(function)),
                     ("ACTIVATION", Const::U32(act.code())),
-                    ("elem", Const::Alias(elem)),
-                    ("elem_b", Const::Alias(elem)),
+                    ("elem", Const::element(DType::F32, vec4)),
+                    ("stored", Const::element(dtype, vec4)),
+                    ("stored_b", Const::element(dtype, vec4)),
                 ],
                 requires: Requires { invocations: GROUP, ..Default::default() },
-            },
+            }
+            .stores_f16(dtype == DType::F16),
             operands: vec![l.input(0).into(), l.output(0).into()],
             params: Params { count: count as u32, factor: factor as f32 }.bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,
@@ -282,8 +285,8 @@ impl Op for Binary {
 
     fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
         let (a, b) = (inputs[0], inputs[1]);
-        if a.dtype != DType::F32 {
-            return Err(Error::shape("", "a", "f32", a));
+        if !a.dtype.is_float() {
+            return Err(Error::shape("", "a", "f32 or f16", a));
         }
         let want = if matches!(self, Binary::ScaleBy) { TensorType::f32([1]) } else { a.clone() };
         if *b != want {
@@ -338,14 +341,18 @@ impl Op for Binary {
 
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let n = l.output_type(0).shape.elements();
-        let (elem, count) = elem(n);
+        let (vec4, count) = elem(n);
+        let dtype = l.output_type(0).dtype;
         let (function, act) = match *self {
             Binary::Add => (0, Activation::None),
             Binary::ActivateBackward(act) => (1, act),
             Binary::Multiply => (2, Activation::None),
             Binary::ScaleBy => (3, Activation::None),
         };
-        let elem_b = if matches!(self, Binary::ScaleBy) { "f32" } else { elem };
+        let stored_b = match self {
+            Binary::ScaleBy => Const::element(DType::F32, false),
+            _ => Const::element(dtype, vec4),
+        };
         l.push(Dispatch {
             kernel: Kernel {
                 name: "elementwise/binary".into(),
@@ -357,11 +364,13 @@ impl Op for Binary {
                     ("GROUP", Const::U32(GROUP)),
                     ("FUNCTION", Const::U32(function)),
                     ("ACTIVATION", Const::U32(act.code())),
-                    ("elem", Const::Alias(elem)),
-                    ("elem_b", Const::Alias(elem_b)),
+                    ("elem", Const::element(DType::F32, vec4)),
+                    ("stored", Const::element(dtype, vec4)),
+                    ("stored_b", stored_b),
                 ],
                 requires: Requires { invocations: GROUP, ..Default::default() },
-            },
+            }
+            .stores_f16(dtype == DType::F16),
             operands: vec![l.input(0).into(), l.input(1).into(), l.output(0).into()],
             params: Params { count: count as u32, factor: 1.0 }.bytes(),
             groups: l.groups_1d(count.div_ceil(GROUP as usize))?,

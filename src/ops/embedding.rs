@@ -31,9 +31,9 @@ params! {
 pub struct EmbeddingInputs {
     /// u32 `[.., T]`.
     pub ids: ValueId,
-    /// f32 `[V, C]`.
+    /// f32 or f16 `[V, C]`.
     pub table: ValueId,
-    /// Positions f32 `[P, C]` that are added, P at least T: a constant, or a parameter.
+    /// Positions `[P, C]`, of the type of the table, that are added, P at least T: a constant, or a parameter.
     pub positions: Option<ValueId>,
     /// The position of the first column of ids, an input u32`[1]`; 0 if not given. With it, the positions get no gradient.
     pub offset: Option<ValueId>,
@@ -84,7 +84,9 @@ impl Spec {
         }
     }
 
-    fn constants(&self, teams: Teams) -> Vec<(&'static str, Const)> {
+    /// `table`, or its gradient, is what the elements of rows are of.
+    fn constants(&self, teams: Teams, table: &TensorType) -> Vec<(&'static str, Const)> {
+        let vec4 = table.shape.last().is_multiple_of(4);
         vec![
             ("GROUP", Const::U32(teams.group)),
             ("LANES", Const::U32(teams.lanes)),
@@ -93,6 +95,7 @@ impl Spec {
             ("POSITIONS", Const::Bool(self.positions)),
             ("OFFSET", Const::Bool(self.offset)),
             ("DROPOUT", Const::Bool(self.dropout.is_some())),
+            ("stored", Const::element(table.dtype, vec4)),
         ]
     }
 }
@@ -172,15 +175,15 @@ impl Op for Embedding {
         if ids.dtype != DType::U32 || ids.shape.rank() == 0 {
             return Err(Error::shape("", "ids", "u32[.., T]", ids));
         }
-        if table.dtype != DType::F32 || table.shape.rank() != 2 || table.shape.elements() == 0 {
-            return Err(Error::shape("", "table", "f32[V, C]", table));
+        if !table.dtype.is_float() || table.shape.rank() != 2 || table.shape.elements() == 0 {
+            return Err(Error::shape("", "table", "f32[V, C] or f16[V, C]", table));
         }
         let c = table.shape.last();
         let [positions, offset, seed] = self.0.inputs(2).map(|i| i.map(|i| inputs[i]));
         if let Some(p) = positions {
-            let fits = p.dtype == DType::F32 && p.shape.rank() == 2 && p.shape.last() == c;
+            let fits = p.dtype == table.dtype && p.shape.rank() == 2 && p.shape.last() == c;
             if !fits || p.shape.rows() < ids.shape.last() {
-                let want = format!("f32[P, {c}] with P at least {}", ids.shape.last());
+                let want = format!("{}[P, {c}] with P at least {}", table.dtype, ids.shape.last());
                 return Err(Error::shape("", "positions", want, p));
             }
         }
@@ -192,7 +195,7 @@ impl Op for Embedding {
         }
         let mut dims = ids.shape.dims().to_vec();
         dims.push(c);
-        Ok(vec![TensorType::f32(dims)])
+        Ok(vec![TensorType::new(table.dtype, dims)])
     }
 
     fn reference(&self, inputs: &[&Tensor64]) -> Vec<Tensor64> {
@@ -265,9 +268,10 @@ impl Op for Embedding {
                 entry: "forward",
                 bindings: [[Access::Read; 5].as_slice(), &[Access::Write]].concat(),
                 params: Params::FIELDS,
-                constants: self.0.constants(teams),
+                constants: self.0.constants(teams, table),
                 requires: teams.requires(),
-            },
+            }
+            .stores_f16(table.dtype == DType::F16),
             // What is absent is bound to something that is not, and not read.
             operands: vec![
                 l.input(0).into(),
@@ -362,7 +366,7 @@ impl Op for EmbeddingBackward {
                 entry: "backward_table",
                 bindings: [[Access::Read; 4].as_slice(), &[Access::Write]].concat(),
                 params: Params::FIELDS,
-                constants: self.spec.constants(teams),
+                constants: self.spec.constants(teams, l.output_type(0)),
                 requires: Requires { workgroup_bytes: teams.group * 4, ..teams.requires() },
             },
             operands: vec![
@@ -432,7 +436,7 @@ impl Op for PositionsBackward {
                 entry: "backward_positions",
                 bindings: vec![Access::Read, Access::Read, Access::Write],
                 params: Params::FIELDS,
-                constants: self.spec.constants(teams),
+                constants: self.spec.constants(teams, l.output_type(0)),
                 requires: teams.requires(),
             },
             operands: vec![l.input(0).into(), l.input(seed.unwrap_or(0)).into(), l.output(0).into()],

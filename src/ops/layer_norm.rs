@@ -45,9 +45,10 @@ fn kernel(rows: &Rows, entry: &'static str, bindings: Vec<Access>) -> Kernel {
     let texts = [SOURCE, rows.parts()[0]].into_iter().chain(dropout_parts(rows.vec4));
     let mut constants = rows.constants();
     constants.push(("COLUMNS", Const::U32(1)));
-    for flag in ["KEEP", "RESIDUAL", "DROPOUT", "SECOND"] {
+    for flag in ["KEEP", "RESIDUAL", "DROPOUT", "SECOND", "AGAIN"] {
         constants.push((flag, Const::Bool(false)));
     }
+    constants.push(("stored", Const::element(DType::F32, rows.vec4)));
     Kernel {
         name: format!("layer_norm/{entry}_{}", rows.variant()),
         parts: parts(texts),
@@ -93,10 +94,10 @@ impl Op for LayerNorm {
 
     fn outputs(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>> {
         let x = inputs[0];
-        if x.dtype != DType::F32 || x.shape.elements() == 0 {
-            return Err(Error::shape("", "x", "f32, not empty", x));
+        if !x.dtype.is_float() || x.shape.elements() == 0 {
+            return Err(Error::shape("", "x", "f32 or f16, not empty", x));
         }
-        let row = TensorType::f32([x.shape.last()]);
+        let row = TensorType::new(x.dtype, [x.shape.last()]);
         for (name, t) in [("gamma", inputs[1]), ("beta", inputs[2])] {
             if *t != row {
                 return Err(Error::shape("", name, row, t));
@@ -238,8 +239,10 @@ impl Op for LayerNorm {
     fn lower(&self, l: &mut Lowering) -> Result<()> {
         let rows = Rows::new(l, "layer_norm", l.input_type(0))?.several();
         let keep = rows.steps() <= HELD;
-        // Where the row does not fit into registers, the sum is read again from h.
-        let second = self.residual && (l.output_used(2) || !keep);
+        // Where the row does not fit into registers, the sum is read again from h, or added up again where h is rounded.
+        let f16 = l.input_type(0).dtype == DType::F16;
+        let again = self.residual && !keep && f16;
+        let second = self.residual && (l.output_used(2) || !(keep || again));
         let mut bindings = vec![Access::Read; 5];
         bindings.extend([Access::Write; 3]);
         let mut kernel = kernel(&rows, "forward", bindings);
@@ -247,6 +250,9 @@ impl Op for LayerNorm {
         set(&mut kernel, "RESIDUAL", Const::Bool(self.residual));
         set(&mut kernel, "DROPOUT", Const::Bool(self.dropout.is_some()));
         set(&mut kernel, "SECOND", Const::Bool(second));
+        set(&mut kernel, "AGAIN", Const::Bool(again));
+        set(&mut kernel, "stored", Const::element(l.input_type(0).dtype, rows.vec4));
+        let kernel = kernel.stores_f16(f16);
         // What a variant does not use is bound all the same.
         let residual = l.input(if self.residual { 3 } else { 0 });
         let seed = l.input(if self.dropout.is_some() { 4 } else { 1 });

@@ -55,6 +55,8 @@ pub struct MatMul {
     pub activation: Activation,
     /// Added at the end, of the output's shape.
     pub residual: Option<ValueId>,
+    /// The result is f32 where the factors are f16: for logits, say.
+    pub wide: bool,
 }
 
 impl Default for MatMul {
@@ -66,6 +68,7 @@ impl Default for MatMul {
             bias: None,
             activation: Activation::None,
             residual: None,
+            wide: false,
         }
     }
 }
@@ -140,6 +143,7 @@ struct Product {
     extra: Option<Extra>,
     /// The second output is the sums of the columns of B, which is one dense [K, N].
     sums: bool,
+    wide: bool,
 }
 
 /// What an input of the output's shape does at the end.
@@ -154,7 +158,7 @@ pub(super) enum Extra {
 impl Product {
     /// A B alone.
     fn plain(at: Strided) -> Self {
-        Product { at, bias: false, activation: Activation::None, extra: None, sums: false }
+        Product { at, bias: false, activation: Activation::None, extra: None, sums: false, wide: false }
     }
 
     fn stored_a(&self) -> (usize, usize) {
@@ -201,13 +205,18 @@ impl Op for Product {
             let got = format!("m {}, n {}, k {}, batch {z0} x {z1}", s.m, s.n, s.k);
             return Err(Error::shape("", "product", "no extent of 0", got));
         }
-        let out = TensorType::f32(s.shape.clone());
+        let dtype = inputs[0].dtype;
+        if !dtype.is_float() {
+            return Err(Error::shape("", "a", "f32 or f16", inputs[0]));
+        }
+        let out = TensorType::new(if self.wide { DType::F32 } else { dtype }, s.shape.clone());
         let views = [("a", &s.a, self.stored_a(), inputs[0]), ("b", &s.b, self.stored_b(), inputs[1])];
         for (name, view, (rows, columns), ty) in views.into_iter().chain([("out", &s.out, (s.m, s.n), &out)])
         {
             let end = end(view, rows, columns, s.batch);
-            if ty.dtype != DType::F32 || end > ty.shape.elements() {
-                return Err(Error::shape("", name, format!("f32, {end} elements at least"), ty));
+            let same = ty.dtype == if name == "out" { out.dtype } else { dtype };
+            if !same || end > ty.shape.elements() {
+                return Err(Error::shape("", name, format!("{dtype}, {end} elements at least"), ty));
             }
         }
         // A view whose strides leave room for all that lies below them meets no element twice.
@@ -220,7 +229,7 @@ impl Op for Product {
             span += stride * (extent - 1);
         }
         let mut optional = inputs[2..].iter();
-        let want = TensorType::f32([s.n]);
+        let want = TensorType::new(dtype, [s.n]);
         if self.bias
             && let Some(t) = optional.next().filter(|t| ***t != want)
         {
@@ -275,7 +284,7 @@ impl Op for Product {
     /// A sum of k products and the bias, times alpha; what follows scales that by the activation's slope, and adds its own.
     fn rounding(&self, inputs: &[&Tensor64], results: &[Tensor64]) -> Vec<Tensor64> {
         let at = Strided { alpha: self.at.alpha.abs(), ..self.at.clone() };
-        let plain = Product { bias: self.bias, ..Product::plain(at) };
+        let plain = Product { bias: self.bias, wide: self.wide, ..Product::plain(at) };
         let places = [0, 1, 2];
         let sums = of_sizes(&plain, inputs, &places[..2 + self.bias as usize]).remove(0).data;
         let extra = self.extra.map(|e| (e, &inputs[2 + self.bias as usize].data));
@@ -449,6 +458,7 @@ fn product(g: &mut Graph, a: ValueId, b: ValueId, s: Strided, m: &MatMul) -> Res
         activation: m.activation,
         extra: m.residual.map(|_| Extra::Added),
         sums: false,
+        wide: m.wide,
     };
     let inputs: Vec<ValueId> = [Some(a), Some(b), m.bias, m.residual].into_iter().flatten().collect();
     Ok(g.add_node(op, &inputs)?[0])
@@ -554,8 +564,11 @@ pub fn linear_transposed(
     rows_times(g, x, w, MatMul { b: Form::Transposed, bias, activation, ..Default::default() })
 }
 
-/// Every row of x times a matrix.
-fn rows_times(g: &mut Graph, x: ValueId, w: ValueId, with: MatMul) -> Result<ValueId> {
+/// Every row of x `[.., K]` times a matrix w `[K, N]` (`[N, K]` if transposed), with what [`MatMul`] adds to it: `[.., N]`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn rows_times(g: &mut Graph, x: ValueId, w: ValueId, with: MatMul) -> Result<ValueId> {
     let (x_shape, w_shape) = (g.shape(x).clone(), g.shape(w).clone());
     let k = x_shape.last();
     let (k_w, n) = match (w_shape.dims(), with.b) {

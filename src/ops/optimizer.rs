@@ -45,12 +45,12 @@ fn check_type(name: &str, want: TensorType, got: &TensorType) -> Result<()> {
 fn kernel(l: &Lowering, entry: &'static str, bindings: Vec<Access>) -> Kernel {
     let (rows, requires, group) = match l.profile.subgroup_size() {
         Some(n) if l.profile.class == DeviceClass::Cpu && n <= 16 => {
-            let requires = Requires { subgroup_size: Some(n), workgroup_bytes: 0, invocations: n };
+            let requires = Requires { subgroup_size: Some(n), invocations: n, ..Default::default() };
             (lib_wgsl::ROWS_SUBGROUP, requires, n)
         }
         _ => {
             let n = l.profile.max_invocations.min(256);
-            let requires = Requires { subgroup_size: None, workgroup_bytes: 8 * n, invocations: n };
+            let requires = Requires { workgroup_bytes: 8 * n, invocations: n, ..Default::default() };
             (lib_wgsl::ROWS_WORKGROUP, requires, n)
         }
     };

@@ -139,7 +139,7 @@ impl Rows {
             Sharing::Subgroup(n) => (Some(n), 0),
             Sharing::Workgroup(n) => (None, 8 * n),
         };
-        Requires { subgroup_size, workgroup_bytes, invocations: self.group() }
+        Requires { subgroup_size, workgroup_bytes, invocations: self.group(), ..Default::default() }
     }
 
     /// The grid.

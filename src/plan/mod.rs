@@ -217,9 +217,9 @@ impl Planner<'_> {
         for id in self.graph.ids() {
             let (root, start) = self.resolve(id);
             if let Some(&p) = places.get(&Holder::Value(root)) {
-                let bytes = self.graph.value(id).ty.bytes();
-                plan.places
-                    .insert(id, Place { buffer: p.buffer, offset: p.offset + start as u64 * 4, bytes });
+                let ty = &self.graph.value(id).ty;
+                let offset = p.offset + (start * ty.dtype.bytes()) as u64;
+                plan.places.insert(id, Place { buffer: p.buffer, offset, bytes: ty.bytes() });
             }
         }
         Ok(plan)
@@ -460,6 +460,9 @@ impl Planner<'_> {
         if r.subgroup_size.is_some_and(|s| p.subgroup_size() != Some(s)) {
             return broken(format!("needs sub-groups of {:?}", r.subgroup_size));
         }
+        if r.f16 {
+            p.check_f16(label)?;
+        }
         for (limit, needed, allowed) in [
             ("max_storage_buffers_per_shader_stage", d.operands.len() as u64, p.max_storage_buffers as u64),
             ("max_compute_workgroup_storage_size", r.workgroup_bytes as u64, p.max_workgroup_bytes as u64),
@@ -471,22 +474,23 @@ impl Planner<'_> {
         }
         let mut bound: Vec<Place> = Vec::new();
         for s in &d.operands {
-            let (holder, start, len) = match s.operand {
+            let (holder, start, len, size) = match s.operand {
                 Operand::Value(v) => {
                     let (root, start) = self.resolve(v);
-                    (Holder::Value(root), start, self.graph.value(v).ty.shape.elements())
+                    let ty = &self.graph.value(v).ty;
+                    (Holder::Value(root), start, ty.shape.elements(), ty.dtype.bytes())
                 }
                 Operand::Scratch(index) => {
                     let holder = Holder::Scratch { node, index };
-                    (holder, 0, places.get(&holder).map_or(0, |p| p.bytes as usize / 4))
+                    (holder, 0, places.get(&holder).map_or(0, |p| p.bytes as usize / 4), 4)
                 }
             };
             let Some(place) = places.get(&holder) else {
                 return broken("binds a value without memory".into());
             };
             let len = s.len.unwrap_or(len.saturating_sub(s.start)).max(1);
-            let offset = place.offset + (start + s.start) as u64 * 4;
-            let bytes = len as u64 * 4;
+            let offset = place.offset + ((start + s.start) * size) as u64;
+            let bytes = ((len * size) as u64).next_multiple_of(4);
             if !offset.is_multiple_of(ALIGN_BYTES) {
                 return broken(format!("binds at byte {offset}, no multiple of {ALIGN_BYTES}"));
             }

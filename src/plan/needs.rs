@@ -66,6 +66,9 @@ impl Plan {
     /// [`Error::Limit`] where something is larger than the device allows, [`Error::Unsupported`] where it lacks a feature.
     pub fn check(&self, profile: &DeviceProfile) -> Result<()> {
         for kernel in &self.kernels {
+            if kernel.requires.f16 {
+                profile.check_f16(&format!("kernel {}", kernel.name))?;
+            }
             if let Some(size) = kernel.requires.subgroup_size.filter(|&n| profile.subgroup_size() != Some(n))
             {
                 return Err(Error::Unsupported {

@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::rng::{Rng, fnv1a};
 use crate::verify::{Order, Prepared, Replay};
 use crate::{DeviceClass, DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
+use half::f16;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,6 +37,13 @@ impl Build {
         let shape = shape.into();
         let data: Vec<f32> = (0..shape.elements()).map(|_| (self.rng.normal() * scale) as f32).collect();
         self.differentiable(name, HostTensor::f32(shape, data))
+    }
+
+    /// An input of 16-bit floats: those nearest to normally distributed values times `scale`. Never differentiated by.
+    pub fn half(&mut self, name: &str, shape: impl Into<Shape>, scale: f64) -> ValueId {
+        let shape = shape.into();
+        let data = (0..shape.elements()).map(|_| f16::from_f64(self.rng.normal() * scale)).collect();
+        self.fixed(name, HostTensor::f16(shape, data))
     }
 
     /// An input of these values, differentiated by.
@@ -252,6 +260,10 @@ impl Case {
         let graph = &built.build.graph;
         let mut seen: Vec<Plan> = Vec::new();
         for (variant, profile) in profiles(&on.gpu) {
+            // Such kernels are named by `not_runnable`.
+            if graph.uses_f16() && !profile.f16 {
+                continue;
+            }
             if on.brief && variant != OWN && !self.is_one_of(2) {
                 continue;
             }

@@ -9,12 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The name of a device's own profile.
 pub(super) const OWN: &str = "own";
 
-/// The profiles to lower for on a device: its own, and the least that every device has, on a GPU and on a CPU.
+/// The profiles to lower for on a device: its own, and the least that every device has, on a GPU and on a CPU; with 16-bit
+/// floats where its own has them.
 pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
     let own = gpu.profile().clone();
     let portable = DeviceProfile {
         max_binding_bytes: own.max_binding_bytes,
         max_buffer_bytes: own.max_buffer_bytes,
+        f16: own.f16,
         ..DeviceProfile::portable()
     };
     let software = DeviceProfile { class: DeviceClass::Cpu, ..portable.clone() };
@@ -75,27 +77,41 @@ pub fn not_runnable<'a>(
     cases: impl IntoIterator<Item = &'a Case>,
     gpu: &Gpu,
 ) -> Result<BTreeMap<String, String>> {
-    let (mut here, mut elsewhere) = (BTreeSet::new(), BTreeMap::<String, BTreeSet<u32>>::new());
+    let (mut here, mut elsewhere) = (BTreeSet::new(), BTreeMap::<String, Requirements>::new());
     for case in cases {
         let (graph, outputs) = case.graph(1)?;
-        for (_, profile) in profiles(gpu) {
+        let able = |(_, profile): &(&str, DeviceProfile)| profile.f16 || !graph.uses_f16();
+        for (_, profile) in profiles(gpu).into_iter().filter(able) {
             here.extend(Plan::new(&graph, &outputs, &profile)?.kernels.into_iter().map(|k| k.name));
         }
-        for (_, profile) in known_profiles() {
+        for (_, profile) in known_profiles().into_iter().filter(able) {
             for kernel in Plan::new(&graph, &outputs, &profile)?.kernels {
-                elsewhere.entry(kernel.name).or_default().extend(kernel.requires.subgroup_size);
+                let entry = elsewhere.entry(kernel.name).or_default();
+                entry.sizes.extend(kernel.requires.subgroup_size);
+                entry.f16 |= kernel.requires.f16;
             }
         }
     }
     elsewhere.retain(|name, _| !here.contains(name));
     let own = gpu.profile().subgroup_size();
     let has = own.map_or("none of one size".to_string(), |n| format!("sub-groups of {n}"));
-    let reason = |sizes: BTreeSet<u32>| {
+    let reason = |Requirements { sizes, f16 }| {
+        if f16 && !gpu.profile().f16 {
+            return "needs 16-bit floats (SHADER_F16), which this adapter has not".to_string();
+        }
         let list: Vec<String> = sizes.iter().map(u32::to_string).collect();
         if sizes.is_empty() || own.is_some_and(|size| sizes.contains(&size)) {
             return "is never chosen on an adapter of this kind".to_string();
         }
         format!("needs sub-groups of {}; this adapter has {has}", list.join(" or "))
     };
-    Ok(elsewhere.into_iter().map(|(name, sizes)| (name, reason(sizes))).collect())
+    Ok(elsewhere.into_iter().map(|(name, requires)| (name, reason(requires))).collect())
+}
+
+/// What a kernel of some name needs.
+#[derive(Default)]
+struct Requirements {
+    /// Sub-groups of one of these sizes.
+    sizes: BTreeSet<u32>,
+    f16: bool,
 }

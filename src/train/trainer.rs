@@ -3,7 +3,7 @@
 use super::schedule::{Decay, Schedule};
 use crate::gpu::{Executor, Fetch, Gpu, Memory};
 use crate::ids::{Batch, BatchShape};
-use crate::nn::{LossGraph, Objective, Optimizer, Transformer, page_name};
+use crate::nn::{LossGraph, Objective, Optimizer, Precision, Transformer, page_name};
 use crate::ops::optimizer::AdamSettings;
 use crate::plan::Plan;
 use crate::verify::Verification;
@@ -188,6 +188,9 @@ impl Trainer {
         memory: Memory,
         settings: TrainerSettings,
     ) -> Result<Self> {
+        if model.precision() != Precision::F32 {
+            return Err(Error::config("precision", "f16 is for using a model: train with 32-bit floats"));
+        }
         settings.schedule.validate()?;
         let states: HashMap<String, TensorType> = memory.states().into_iter().collect();
         for (i, &n) in model.layout().pages().iter().enumerate() {

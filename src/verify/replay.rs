@@ -1,6 +1,6 @@
 //! A run of a plan over bytes on the host.
 
-use super::tolerance::{Mismatch, bounds, compare_f64, index_of, worst_share};
+use super::tolerance::{Mismatch, add_storage, bounds, compare_f64, index_of, worst_share};
 use crate::gpu::{Gpu, POISON, Solo, SoloBinding, SoloBuffer, SoloDispatch, SoloKind, Trespass, poison};
 use crate::graph::{Derived, Graph, Layout, Node, Op, Role, ValueId, argsort, to_host};
 use crate::kernel::{Access, Kernel};
@@ -133,7 +133,11 @@ impl<'a> Replay<'a> {
             return Err(Error::config("kernels", problem));
         }
         let content = |spec: &crate::plan::BufferSpec| match &spec.kind {
-            BufferKind::Constant(t) => t.bytes().to_vec(),
+            BufferKind::Constant(t) => {
+                let mut bytes = t.bytes().to_vec();
+                bytes.resize(spec.bytes as usize, 0);
+                bytes
+            }
             BufferKind::State { .. } => vec![0; spec.bytes as usize],
             BufferKind::Slot | BufferKind::Output | BufferKind::Input { .. } => poison(spec.bytes as usize),
         };
@@ -229,7 +233,7 @@ impl<'a> Replay<'a> {
         }
         let place = self.plan.places.get(&id);
         let place = place.ok_or_else(|| Error::Input(format!("no step of the plan touches {}", v.name)))?;
-        Ok(tensor(&v.ty, self.bytes(place)))
+        Ok(HostTensor::from_bytes(&v.ty, self.bytes(place)))
     }
 
     fn bytes(&self, place: &Place) -> &[u8] {
@@ -364,8 +368,7 @@ impl<'a> Replay<'a> {
         match self.given.get(&root) {
             Some(whole) if !self.plan.places.contains_key(&id) => {
                 let ty = &self.graph.value(id).ty;
-                let start = 4 * start;
-                Ok(tensor(ty, &whole.bytes()[start..start + ty.bytes() as usize]))
+                Ok(HostTensor::from_bytes(ty, &whole.bytes()[start * ty.dtype.bytes()..]))
             }
             _ => self.get(id),
         }
@@ -418,7 +421,8 @@ impl<'a> Replay<'a> {
         let graph = self.graph;
         let updated = node.op.updates().into_iter().map(|i| node.inputs[i]);
         let ids: Vec<ValueId> = node.outputs.iter().copied().chain(updated).collect();
-        let expected = self.expected(node, inputs, work, ids.len());
+        let types: Vec<DType> = ids.iter().map(|&id| graph.value(id).ty.dtype).collect();
+        let expected = self.expected(node, inputs, work, &types);
         let (mut found, mut worst) = (Vec::new(), 0.0f64);
         for (id, expected) in ids.iter().zip(expected) {
             // An output that nothing reads need not be written.
@@ -463,26 +467,28 @@ impl<'a> Replay<'a> {
         Ok((found, worst))
     }
 
-    /// What each of the `count` results of a node must be, as a whole or in parts.
+    /// What each result of a node must be, as a whole or in parts; `types` are those of the results.
     fn expected(
         &mut self,
         node: &Node,
         inputs: &[HostTensor],
         work: u64,
-        count: usize,
+        types: &[DType],
     ) -> Vec<Vec<Expected>> {
         let inputs: Vec<Tensor64> = inputs.iter().map(HostTensor::to_f64).collect();
         let inputs: Vec<&Tensor64> = inputs.iter().collect();
         let sample = self.sample.as_mut().filter(|_| work > WHOLE);
         let excerpts = sample.map_or(Vec::new(), |rng| node.op.excerpts(&inputs, rng));
+        let count = types.len();
         let mut all: Vec<Vec<Expected>> = (0..count).map(|_| Vec::new()).collect();
         // For each result of the op, which result of the node's it is, and where in it.
         type Places = Vec<Option<(usize, Option<Vec<usize>>)>>;
         let mut compute = |op: &dyn Op, inputs: &[&Tensor64], places: Places| {
             let results = op.reference(inputs);
             let bounds = bounds(op, inputs, &results);
-            for ((mut values, bounds), place) in results.into_iter().zip(bounds).zip(places) {
+            for ((mut values, mut bounds), place) in results.into_iter().zip(bounds).zip(places) {
                 if let Some((result, places)) = place {
+                    add_storage(types[result], &values, &mut bounds);
                     if places.is_some() {
                         values.shape = values.data.len().into();
                     }
@@ -498,13 +504,6 @@ impl<'a> Replay<'a> {
             compute(&*e.op, &e.inputs.iter().collect::<Vec<_>>(), places.collect());
         }
         all
-    }
-}
-
-fn tensor(ty: &TensorType, bytes: &[u8]) -> HostTensor {
-    match ty.dtype {
-        DType::F32 => HostTensor::F32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
-        DType::U32 => HostTensor::U32(ty.shape.clone(), bytemuck::pod_collect_to_vec(bytes)),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::random::Dropout;
 use crate::tuning::{Family, Query, Sizes as Shares};
-use crate::{Error, Result, TensorType};
+use crate::{DType, Error, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/attention.wgsl");
 pub(in crate::ops) const SOURCE_LANES: &str = include_str!("../../../shaders/attention_lanes.wgsl");
@@ -76,6 +76,8 @@ pub(super) struct Lowered {
     pub at: Optional,
     /// 4 if the tensors are bound as vec4, else 1.
     elem: usize,
+    /// Of queries, keys and values.
+    dtype: DType,
     pub extra: Slice,
     mask_batch: usize,
     bias_at: usize,
@@ -102,7 +104,8 @@ impl Lowered {
             (Some(i), None) | (None, Some(i)) => (l.input(i), 0),
             (None, None) => (l.input(0), 0),
         };
-        Ok(Lowered { spec: *spec, n, at, elem, extra: extra.into(), mask_batch, bias_at })
+        let (extra, dtype) = (extra.into(), types[0].dtype);
+        Ok(Lowered { spec: *spec, n, at, elem, dtype, extra, mask_batch, bias_at })
     }
 
     /// Mask and bias behind each other, so that eight storage bindings suffice.
@@ -187,7 +190,8 @@ impl Lowered {
                 c.push(("KN", if walked > 8 { 2 } else { 1 }));
                 let mut kernel = self.finish(entries[1], bindings, &c);
                 kernel.parts.insert(1, SOURCE_LANES.into());
-                kernel.requires = Requires { subgroup_size: Some(8), workgroup_bytes: 0, invocations: 8 };
+                kernel.requires.subgroup_size = Some(8);
+                kernel.requires.invocations = 8;
                 Ok((kernel, rows))
             }
             Shares::Tiled { nr, nc, rt, ct, dc } => {
@@ -221,11 +225,12 @@ impl Lowered {
                 "BIAS" => Const::Bool(spec.bias),
                 "DROPOUT" => Const::Bool(spec.settings.dropout.is_some()),
                 "FOUR" => Const::Bool(self.elem == 4),
-                "elem" => Const::Alias(if self.elem == 4 { "vec4<f32>" } else { "f32" }),
+                "elem" => Const::element(DType::F32, self.elem == 4),
+                "stored" => Const::element(self.dtype, self.elem == 4),
                 _ => continue,
             };
         }
-        kernel
+        kernel.stores_f16(self.dtype == DType::F16)
     }
 }
 
@@ -237,7 +242,7 @@ fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
     let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
     constants.extend(numbers.iter().map(|&(name, value)| (name, Const::U32(value as u32))));
     constants.extend(flags.map(|name| (name, Const::Bool(false))));
-    constants.push(("elem", Const::Alias("f32")));
+    constants.extend(["elem", "stored"].map(|name| (name, Const::Alias("f32"))));
     constants
 }
 

@@ -8,7 +8,7 @@ use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, p
 use crate::ops::column_sum;
 use crate::ops::elementwise::Activation;
 use crate::tuning::{Family, Query, Sizes};
-use crate::{Error, Result, TensorType};
+use crate::{DType, Error, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/matmul.wgsl");
 pub(in crate::ops) const SUBGROUP: &str = include_str!("../../../shaders/matmul_subgroup.wgsl");
@@ -90,12 +90,14 @@ struct Factor {
     extent: usize,
     /// Starts of rows, and the size of the tensor, divide by four.
     aligned: bool,
+    dtype: DType,
 }
 
 /// How a kernel finds a factor: strides in elements of the binding.
 #[derive(Clone, Copy)]
 struct Source {
     operand: Operand,
+    dtype: DType,
     read: Read,
     start: usize,
     k: usize,
@@ -120,6 +122,7 @@ impl Factor {
         let (k, across) = if self.across { (row, 1) } else { (1, row) };
         Source {
             operand: self.operand,
+            dtype: self.dtype,
             read,
             start: self.view.start / unit,
             k,
@@ -148,6 +151,10 @@ struct Lower<'a> {
     pre: bool,
     /// The sums of the columns of B are wanted.
     sums: bool,
+    /// Of factors and bias.
+    dtype: DType,
+    /// Of out and residual.
+    out: DType,
 }
 
 pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
@@ -158,6 +165,7 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
         across,
         extent,
         aligned: aligned(&view, if across { s.k } else { extent }, s.batch, l.input_type(i)),
+        dtype: l.input_type(i).dtype,
     };
     let it = Lower {
         op,
@@ -166,6 +174,8 @@ pub(super) fn lower(op: &Product, l: &mut Lowering) -> Result<()> {
         vec4: s.n.is_multiple_of(4) && aligned(&s.out, s.m, s.batch, l.output_type(0)),
         pre: op.saves_pre() && l.output_used(1),
         sums: op.sums && l.output_used(1),
+        dtype: l.input_type(0).dtype,
+        out: l.output_type(0).dtype,
     };
     if it.sums && !l.output_used(0) {
         return column_sum::push_all(l, l.input(1), l.output(1), [s.k, s.n]);
@@ -218,8 +228,11 @@ impl Lower<'_> {
         // What is costly to compile or reads memory for each element.
         let later =
             self.op.extra.is_some() || !matches!(self.op.activation, Activation::None | Activation::Relu);
+        // What a second turn reads would have been rounded before.
+        let later = later && self.out == DType::F32;
         let constants = vec![
-            ("b_elem", Const::Alias("vec4<f32>")),
+            ("b_elem", Const::element(b.dtype, true)),
+            ("b_wide", Const::element(DType::F32, true)),
             ("LANES", Const::U32(lanes)),
             ("TM", Const::U32(tm)),
             ("TN", Const::U32(tn)),
@@ -228,7 +241,7 @@ impl Lower<'_> {
             ("B_ALONG_K", Const::Bool(b_along_k)),
             ("LATER", Const::Bool(later && splits == 1)),
         ];
-        let requires = Requires { subgroup_size: Some(lanes), workgroup_bytes: 0, invocations: lanes };
+        let requires = Requires { subgroup_size: Some(lanes), invocations: lanes, ..Default::default() };
         let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, splits };
         self.push_product(l, work, constants, requires)
     }
@@ -272,14 +285,16 @@ impl Lower<'_> {
                 bindings: vec![Access::Read, Access::Write],
                 params: PackParams::FIELDS,
                 constants: vec![
-                    ("x_elem", Const::Alias(elem(read != Read::Scalar))),
+                    ("x_elem", Const::element(x.dtype, read != Read::Scalar)),
+                    ("x_wide", Const::element(DType::F32, read != Read::Scalar)),
                     ("LANES", Const::U32(lanes)),
                     ("W", Const::U32(w as u32)),
                     ("CHUNK", Const::U32(CHUNK as u32)),
                     ("ALONG", Const::U32(along)),
                 ],
                 requires: Requires { invocations: lanes, ..Default::default() },
-            },
+            }
+            .stores_f16(x.dtype == DType::F16),
             operands: vec![x.operand.into(), out.into()],
             params: params.bytes(),
             groups: l.groups_1d(groups)?,
@@ -288,6 +303,7 @@ impl Lower<'_> {
         l.push(dispatch);
         Ok(Source {
             operand: out,
+            dtype: DType::F32,
             read: Read::Across,
             start: 0,
             k: w / 4,
@@ -309,8 +325,11 @@ impl Lower<'_> {
         let columns = if it.vec4 { s.n / 4 } else { s.n };
         let width = if it.vec4 { 4 } else { 1 };
         let b_along_k = read_b == Read::AlongK;
-        let mut constants =
-            vec![("b_elem", Const::Alias(elem(it.vec4))), ("B_ALONG_K", Const::Bool(b_along_k))];
+        let mut constants = vec![
+            ("b_elem", Const::element(self.b.dtype, it.vec4)),
+            ("b_wide", Const::element(DType::F32, it.vec4)),
+            ("B_ALONG_K", Const::Bool(b_along_k)),
+        ];
         let (name, text, read_a, tile, requires, wanted) = match sizes {
             Sizes::Tile { tx, ty, rm, rn, slab, groups } => {
                 // Columns of four are four times as many of one.
@@ -424,7 +443,8 @@ impl Lower<'_> {
             out_outer: (at.batch[0] / unit) as u32,
             out_inner: (at.batch[1] / unit) as u32,
         };
-        constants.push(("a_elem", Const::Alias(elem(a.read != Read::Scalar))));
+        constants.push(("a_elem", Const::element(a.dtype, a.read != Read::Scalar)));
+        constants.push(("a_wide", Const::element(DType::F32, a.read != Read::Scalar)));
         constants.extend(self.epilogue(!split));
         let dispatch = Dispatch {
             kernel: Kernel {
@@ -435,7 +455,8 @@ impl Lower<'_> {
                 params: Params::FIELDS,
                 constants,
                 requires,
-            },
+            }
+            .stores_f16(self.dtype == DType::F16),
             operands: self.operands(l, a.operand, b.operand, dest, !split),
             params: params.bytes(),
             groups: l.groups_1d(params.count as usize)?,
@@ -469,6 +490,8 @@ impl Lower<'_> {
         let count = l.output_type(0).shape.elements() / if self.vec4 { 4 } else { 1 };
         let mut kernel = self.plain_kernel("zero", false);
         kernel.bindings[4] = Access::Write;
+        let out = Const::element(self.out, self.vec4);
+        kernel.constants.iter_mut().filter(|c| c.0 == "out_elem").for_each(|c| c.1 = out);
         let params = Params { count: count as u32, ..Default::default() };
         let b = self.b.operand;
         let dispatch = Dispatch {
@@ -485,7 +508,7 @@ impl Lower<'_> {
     /// A kernel of matmul.wgsl alone; `last` says whether it has the epilogue.
     fn plain_kernel(&self, entry: &'static str, last: bool) -> Kernel {
         let mut constants = self.epilogue(last);
-        constants.extend([("a_elem", Const::Alias("f32")), ("b_elem", Const::Alias("f32"))]);
+        constants.extend(["a_elem", "a_wide", "b_elem", "b_wide"].map(|name| (name, Const::Alias("f32"))));
         Kernel {
             name: format!("matmul/{entry}"),
             parts: parts([SOURCE].into_iter().chain(self.shared_parts(last))),
@@ -495,6 +518,7 @@ impl Lower<'_> {
             constants,
             requires: Requires { invocations: 64, ..Default::default() },
         }
+        .stores_f16(self.dtype == DType::F16)
     }
 
     /// The text that names `elem`, that of the activations, and that of the second output.
@@ -535,7 +559,12 @@ impl Lower<'_> {
         let act = if last { self.op.activation } else { Activation::None };
         let extra = self.op.extra.filter(|_| last);
         let slope = if let Some(Extra::Slope(act)) = extra { act } else { Activation::None };
+        let elem = |dtype: DType| Const::element(dtype, self.vec4);
         vec![
+            ("bias_elem", elem(self.dtype)),
+            // The type of what stands in for it, where it is absent.
+            ("residual_elem", elem(if extra.is_some() { self.out } else { self.dtype })),
+            ("out_elem", elem(if last { self.out } else { DType::F32 })),
             ("BIAS", Const::Bool(self.op.bias && last)),
             ("RESIDUAL", Const::Bool(extra == Some(Extra::Added))),
             ("ACTIVATION", Const::U32(act.code())),
@@ -559,8 +588,4 @@ struct Work {
     columns: usize,
     /// Parts of k, summed by groups of their own.
     splits: usize,
-}
-
-fn elem(vec4: bool) -> &'static str {
-    if vec4 { "vec4<f32>" } else { "f32" }
 }
