@@ -179,18 +179,25 @@ fn check_compares_the_kernels_with_golden_files() {
 #[test]
 fn check_says_of_every_kernel_whether_it_is_right() {
     let folder = tempfile::tempdir().unwrap();
-    let output = succeeds(run(folder.path(), &["check", "--filter", "^cache_write"]));
+    let output = succeeds(run(folder.path(), &["check", "--filter", "^cache_write$"]));
     let said = text(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].starts_with("cache_write  ok "), "{said}");
     assert_eq!(lines[1..], ["1 ok, 0 wrong, 0 not runnable"]);
     assert!(text(&output.stderr).contains("adapter: "));
 
-    let output = succeeds(run(folder.path(), &["check", "--json", "--filter", "^cache_write"]));
+    let output = succeeds(run(folder.path(), &["check", "--json", "--filter", "^cache_write$"]));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["kernels"][0]["kernel"], "cache_write");
     assert_eq!(json["kernels"][0]["status"], "ok");
     assert_eq!((&json["ok"], &json["wrong"]), (&1.into(), &0.into()));
+
+    // Kernels of 16-bit floats run, or it is said why not.
+    let output = succeeds(run(folder.path(), &["check", "--filter", "^cache_write/f16$"]));
+    let said = text(&output.stdout);
+    let line = said.lines().next().unwrap();
+    let runs = line.starts_with("cache_write/f16  ok ");
+    assert!(runs || line.contains("not runnable") && line.contains("SHADER_F16"), "{said}");
 
     fails(folder.path(), &["check", "--filter", "("], &["--filter"]);
     fails(folder.path(), &["check", "--filter", "no such kernel"], &["no kernel's name matches"]);

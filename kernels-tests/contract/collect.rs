@@ -44,7 +44,7 @@ fn lower() -> std::result::Result<Vec<Found>, Vec<String>> {
             let plans = move |profiles: &[Profile]| {
                 let (graph, outputs) = case.graph(1)?;
                 let plan = |p: &Profile| Plan::new(&graph, &outputs, &p.1);
-                let able = |(_, p): &(usize, &Profile)| p.1.f16 || !graph.uses_f16();
+                let able = |(_, p): &(usize, &Profile)| graph.fits(&p.1);
                 profiles.iter().enumerate().filter(able).map(|(i, p)| Ok((i, plan(p)?))).collect()
             };
             sources.push((name, true, Box::new(plans)));

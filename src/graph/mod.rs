@@ -514,9 +514,9 @@ impl Graph {
         Ok(ids)
     }
 
-    /// Whether any value has 16-bit floats: then only some devices can run it ([`DeviceProfile::f16`]).
-    pub fn uses_f16(&self) -> bool {
-        self.values.iter().any(|v| v.ty.dtype == DType::F16)
+    /// Whether a device has the element types of all values: 16-bit floats are not on each ([`DeviceProfile::f16`]).
+    pub fn fits(&self, profile: &DeviceProfile) -> bool {
+        profile.f16 || self.values.iter().all(|v| v.ty.dtype != DType::F16)
     }
 
     /// The value that holds the bytes of `id`, and the element at which they start in it.

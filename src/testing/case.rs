@@ -261,7 +261,7 @@ impl Case {
         let mut seen: Vec<Plan> = Vec::new();
         for (variant, profile) in profiles(&on.gpu) {
             // Such kernels are named by `not_runnable`.
-            if graph.uses_f16() && !profile.f16 {
+            if !graph.fits(&profile) {
                 continue;
             }
             if on.brief && variant != OWN && !self.is_one_of(2) {

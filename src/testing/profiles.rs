@@ -80,7 +80,7 @@ pub fn not_runnable<'a>(
     let (mut here, mut elsewhere) = (BTreeSet::new(), BTreeMap::<String, Requirements>::new());
     for case in cases {
         let (graph, outputs) = case.graph(1)?;
-        let able = |(_, profile): &(&str, DeviceProfile)| profile.f16 || !graph.uses_f16();
+        let able = |(_, profile): &(&str, DeviceProfile)| graph.fits(profile);
         for (_, profile) in profiles(gpu).into_iter().filter(able) {
             here.extend(Plan::new(&graph, &outputs, &profile)?.kernels.into_iter().map(|k| k.name));
         }

@@ -33,7 +33,8 @@ pub fn run(gpu: Gpu, seed: u64, wanted: &(dyn Fn(&str) -> bool + Sync), json: bo
     let mut chosen = Vec::new();
     for (op, case) in &all {
         let (graph, outputs) = case.graph(seed)?;
-        let plans = profiles.iter().map(|(_, p)| Plan::new(&graph, &outputs, p));
+        let able = profiles.iter().filter(|(_, p)| graph.fits(p));
+        let plans = able.map(|(_, p)| Plan::new(&graph, &outputs, p));
         if plans
             .collect::<wgformer::Result<Vec<_>>>()?
             .iter()
