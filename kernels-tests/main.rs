@@ -4,6 +4,7 @@
 //! 1. mathematics: the gradient of each f64 reference against finite differences, excerpts against the whole; no device.
 //! 2. kernels: every variant that the adapter can run, against the references; on listed cases and, in the group
 //!    `properties`, on inputs drawn at random, `--cases` of each op.
+//!    In the group `variants` each variant of the table is forced in turn, whatever the device would choose.
 //! 3. contract: what each shader and its host side agree on; no device.
 //! 4. model: whole models against other software's numbers.
 //!
@@ -22,6 +23,7 @@ mod golden;
 mod model;
 mod mutations;
 mod properties;
+mod variants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -43,6 +45,8 @@ pub struct Passed {
     pub kernels: BTreeMap<String, f64>,
     /// Those of them that ran with runtime checks too.
     pub checked: BTreeSet<String>,
+    /// The variant that it was about.
+    pub forced: Option<variants::Forced>,
 }
 
 impl Passed {
@@ -88,7 +92,8 @@ fn of_case(op: &str, case: Case) -> Vec<Test> {
 fn kernels(case: &Case, on: &Runner) -> Outcome {
     let report = case.kernels(on);
     if report.problems.is_empty() {
-        return Ok(Passed { checks: report.runs, kernels: report.kernels, checked: report.checked });
+        let (checks, kernels, checked) = (report.runs, report.kernels, report.checked);
+        return Ok(Passed { checks, kernels, checked, forced: None });
     }
     Err(report.problems.iter().map(|p| format!("{}: {}", p.variant, p.text)).collect())
 }
@@ -97,6 +102,7 @@ fn tests(draws: Option<u32>) -> Vec<Test> {
     let cases = cases::all().into_iter();
     let mut all: Vec<Test> =
         cases.flat_map(|(op, cases)| cases.into_iter().flat_map(move |c| of_case(op, c))).collect();
+    all.extend(variants::tests());
     all.extend(properties::tests(draws));
     all.extend(contract::tests());
     all.extend(model::tests());
@@ -214,6 +220,9 @@ fn run(options: Options) -> Result<(), String> {
     println!();
     let (passed, failed) = table(&chosen, &results);
     let unchecked = shares(&results);
+    let forced =
+        |(outcome, _): &'_ (Option<Outcome>, Duration)| outcome.as_ref()?.as_ref().ok()?.forced.clone();
+    variants::table(&results.iter().filter_map(forced).collect::<Vec<_>>());
     slowest(&chosen, &results);
     if runner.is_none() {
         let left: usize = results.iter().filter(|r| r.0.is_none()).count();

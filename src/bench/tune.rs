@@ -27,8 +27,10 @@ const CLEARLY: f64 = 0.95;
 const MOSTLY: f64 = 0.75;
 /// What takes so many times as long as the shipped variant in a first run is not looked at any closer.
 const HOPELESS: f64 = 2.0;
-/// Nor is one whose tiles cover so many times as much as the smallest do.
+/// Nor is one that by the table, whose costs are of one adapter, takes so many times as long as another.
 const WASTE: f64 = 2.0;
+/// The most of the time left that one work takes to find what to compare.
+const SHARE: f64 = 0.2;
 
 /// How to tune.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +71,8 @@ pub struct TuneRow {
     pub compared: usize,
     /// Variants that are wrong here or cannot run, with the reason.
     pub refused: Vec<(&'static Variant, String)>,
+    /// How many more there were no time for.
+    pub untried: usize,
 }
 
 /// What a tuning found.
@@ -121,7 +125,8 @@ pub fn tune(
         let of = spots.len();
         let query = &spot.query;
         let mut step = |variant| go_on(TuneProgress { done, of, query, variant });
-        let in_time = || begin.elapsed() <= settings.budget;
+        let (now, left) = (Instant::now(), settings.budget.saturating_sub(begin.elapsed()));
+        let in_time = || now.elapsed() <= left.mul_f64(SHARE);
         match best(gpu, spot, settings, &in_time, &mut step) {
             Ok(Some(row)) => out.rows.push(row),
             Ok(None) => return Ok(None),
@@ -186,7 +191,7 @@ fn best(
     let shipped = profile.tuning.choose(profile, &spot.query)?;
     let body = spot.body()?;
     let bench = bench_settings(gpu, settings);
-    let mut refused = Vec::new();
+    let (mut refused, mut untried) = (Vec::new(), 0);
     if !go_on(shipped) {
         return Ok(None);
     }
@@ -198,7 +203,7 @@ fn best(
             return Ok(None);
         }
         if !in_time() {
-            refused.push((variant, "time was over".to_string()));
+            untried += 1;
             continue;
         }
         let own = gpu.tuned(Tuning::only(variant, &spot.query));
@@ -253,19 +258,28 @@ fn best(
         }
         let best = Measured { query: spot.query, variant: last[index].variant, gain };
         let shipped_ns = median(&last[0].samples).unwrap_or(0.0);
-        return Ok(Some(TuneRow { best, shipped, shipped_ns, nodes: spot.nodes, compared, refused }));
+        return Ok(Some(TuneRow {
+            best,
+            shipped,
+            shipped_ns,
+            nodes: spot.nodes,
+            compared,
+            refused,
+            untried,
+        }));
     }
 }
 
-/// The variants that a device can run here, but the shipped one and those that would mostly compute what nobody wants.
+/// The variants that a device can run here, the most promising first; not the shipped one, and not those that would mostly
+/// compute what nobody wants.
 fn worth_trying(gpu: &Gpu, query: &Query, shipped: &'static Variant) -> Vec<&'static Variant> {
     let profile = gpu.profile();
-    let covered = |v: &&Variant| v.covered(profile, query);
+    let work = |v: &&Variant| v.work(profile, query);
     let mut all: Vec<&'static Variant> =
         query.family().variants().filter(|v| v.fits(profile, query)).collect();
-    let least = all.iter().map(covered).fold(f64::INFINITY, f64::min);
-    all.retain(|v| v.name() != shipped.name() && covered(v) <= WASTE * least);
-    all.sort_by(|a, b| covered(a).total_cmp(&covered(b)));
+    let least = all.iter().map(work).fold(f64::INFINITY, f64::min);
+    all.retain(|v| v.name() != shipped.name() && work(v) <= WASTE * least);
+    all.sort_by(|a, b| work(a).total_cmp(&work(b)));
     all
 }
 
@@ -339,17 +353,22 @@ fn of_plan(body: &Body, gpu: &Gpu, query: &Query) -> Result<Vec<String>> {
     Ok(plan.steps[steps].iter().map(|s| format!("{:?} {:?}", s.groups, plan.kernels[s.kernel])).collect())
 }
 
-/// The time of a second run, with whatever surrounds it: enough to see what is hopeless.
+/// The time of a run after the first, with whatever surrounds it: enough to see what is hopeless.
 fn glance(gpu: &Gpu, body: &Body, seed: u64) -> Result<Duration> {
+    /// What lasts so long is not disturbed by much.
+    const LONG: Duration = Duration::from_millis(50);
     let plan = Plan::new(&body.graph, &body.outputs, gpu.profile())?;
     let mut executor = executor(gpu, body, plan, &body.inputs(seed))?;
     let mut time = Duration::MAX;
-    for run in 0..3 {
+    for run in 0..4 {
         let begin = Instant::now();
         executor.run()?;
         executor.wait()?;
         if run > 0 {
             time = time.min(begin.elapsed());
+        }
+        if time != Duration::MAX && time > LONG {
+            break;
         }
     }
     Ok(time)

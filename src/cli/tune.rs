@@ -152,6 +152,10 @@ fn tell(tuned: &Tuned, took: Duration, path: &Path) {
     if refused.len() > TOLD {
         note(&format!("{} more variants were not used", refused.len() - TOLD));
     }
+    let untried: usize = tuned.rows.iter().map(|row| row.untried).sum();
+    if untried > 0 {
+        note(&format!("there was no time to try {}: give more --seconds", count(untried, "variant")));
+    }
     if let Some((query, reason)) = tuned.left_out.first() {
         let left = count(tuned.left_out.len(), "work");
         note(&format!("{left} left to the shipped variants, the first of them {query}: {reason}"));

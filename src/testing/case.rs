@@ -11,6 +11,7 @@ use crate::graph::{Graph, Interpreter, Role, ValueId, to_host};
 use crate::kernel::{Access, Kernel};
 use crate::plan::Plan;
 use crate::rng::{Rng, fnv1a};
+use crate::tuning::{Tuning, Variant};
 use crate::verify::{Order, Prepared, Replay};
 use crate::{DeviceClass, DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
 use half::f16;
@@ -249,6 +250,36 @@ impl Case {
         report
     }
 
+    /// Runs the kernels with a variant of a family wherever it can compute what is asked for; `None` where it nowhere can.
+    /// On software adapters they run as they are, without poison in workgroup memory, another order and runtime checks,
+    /// since the same text with other sizes has them in other cases.
+    pub fn forced(&self, on: &Runner, variant: &'static Variant) -> Option<CaseReport> {
+        let mut report = CaseReport::default();
+        match self.try_forced(on, variant, &mut report) {
+            Ok(false) => return None,
+            Ok(true) => {}
+            Err(e) => {
+                let (variant, text) = (variant.name().to_string(), e.to_string());
+                report.problems.push(Finding { variant, kernels: Vec::new(), text });
+            }
+        }
+        Some(report)
+    }
+
+    fn try_forced(&self, on: &Runner, variant: &'static Variant, report: &mut CaseReport) -> Result<bool> {
+        let built = self.built(on.seed)?;
+        let profile = DeviceProfile { tuning: Tuning::forcing(variant), ..on.gpu.profile().clone() };
+        let mut plan = Plan::new(&built.build.graph, &built.fetched, &profile)?;
+        if !plan.choices.iter().any(|choice| choice.variant == variant) {
+            return Ok(false);
+        }
+        if let Some(change) = &on.change {
+            plan.kernels.iter_mut().for_each(change);
+        }
+        self.try_plan(on, &built, variant.name(), &plan, on.gpu.profile().class == DeviceClass::Cpu, report)?;
+        Ok(true)
+    }
+
     /// Whether this is one of those cases, one in `n`, that do something that takes long. By its letters, so that neighbours,
     /// which tend to differ in one option, are not all in or out.
     fn is_one_of(&self, n: u64) -> bool {
@@ -275,7 +306,7 @@ impl Case {
             if seen.iter().any(|p| same(p, &plan)) {
                 continue;
             }
-            self.try_plan(on, &built, variant, &plan, report)?;
+            self.try_plan(on, &built, variant, &plan, false, report)?;
             seen.push(plan);
         }
         Ok(())
@@ -287,6 +318,7 @@ impl Case {
         built: &Built,
         variant: &str,
         plan: &Plan,
+        as_it_is: bool,
         report: &mut CaseReport,
     ) -> Result<()> {
         let graph = &built.build.graph;
@@ -296,11 +328,12 @@ impl Case {
         let names: Vec<String> = plan.kernels.iter().map(|k| k.name.clone()).collect();
         let results = self.on_gpu(&on.gpu, plan.clone(), built)?;
         let mut runs = 1;
-        let first = on.has_new(&names);
+        // What runs as it is has not run with checks.
+        let first = !as_it_is && on.has_new(&names);
         let compiles_slowly = on.gpu.profile().class == DeviceClass::Cpu;
         let chosen = !self.slow && self.is_one_of(THOROUGH);
         let all = first || !compiles_slowly || on.change.is_some() || chosen;
-        let checks = !on.brief && all;
+        let checks = !on.brief && !as_it_is && all;
         let kernels = on.prepared(plan, checks || variant == OWN, checks)?;
         if checks {
             report.checked.extend(names.iter().cloned());

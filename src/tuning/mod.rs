@@ -254,11 +254,12 @@ impl Variant {
         rows.div_ceil(tm) * columns.div_ceil(tn) * query.batch()
     }
 
-    /// The elements in tiles that cover this, those beyond its end included.
-    pub(crate) fn covered(&self, profile: &DeviceProfile, query: &Query) -> f64 {
+    /// What this takes, relative to other variants: the elements in tiles that cover it, those beyond its end included, by
+    /// what they cost.
+    pub(crate) fn work(&self, profile: &DeviceProfile, query: &Query) -> f64 {
         let lanes = profile.subgroup_size().unwrap_or(1);
         let [tm, tn] = self.tile(lanes);
-        (self.groups(lanes, query) * tm * tn) as f64
+        self.cost * (self.groups(lanes, query) * tm * tn) as f64
     }
 }
 
@@ -299,8 +300,8 @@ impl Rule {
         }
         let named = self.variants.iter().filter_map(|name| self.family.variant(name).ok());
         let enough = |v: &&Variant| v.groups(own.unwrap_or(1), query) >= self.groups;
-        let cost = |v: &Variant| v.cost * v.covered(profile, query);
-        named.filter(|v| v.fits(profile, query)).filter(enough).min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        let work = |v: &Variant| v.work(profile, query);
+        named.filter(|v| v.fits(profile, query)).filter(enough).min_by(|a, b| work(a).total_cmp(&work(b)))
     }
 }
 

@@ -66,8 +66,9 @@ const fn tile(name: &'static str, [tx, ty, rm, rn, slab]: [u32; 5], groups: usiz
     anywhere(Family::MatMul, name, Sizes::Tile { tx, ty, rm, rn, slab, groups })
 }
 
-const fn vector(name: &'static str, rows: u32) -> Variant {
-    anywhere(Family::MatMul, name, Sizes::Vector { columns: 16, slices: 8, rows })
+/// B is read for each few rows, so what many rows would take is by rows a load.
+const fn vector(name: &'static str, rows: u32, cost: f64) -> Variant {
+    Variant { cost, ..anywhere(Family::MatMul, name, Sizes::Vector { columns: 16, slices: 8, rows }) }
 }
 
 const fn tiled(name: &'static str, [nr, nc, rt, ct, dc]: [usize; 5]) -> Variant {
@@ -124,9 +125,9 @@ pub(super) static VARIANTS: &[Variant] = &[
     tile("tile 32x32 unsplit", [8, 8, 4, 1, 16], 1),
     tile("tile 64x64 split more", [16, 16, 4, 1, 16], 4 * MANY),
     tile("tile 32x32 split more", [8, 8, 4, 1, 16], 4 * MANY),
-    vector("vector 1", 1),
-    vector("vector 2", 2),
-    vector("vector 4", 4),
+    vector("vector 1", 1, 10.0),
+    vector("vector 2", 2, 5.0),
+    vector("vector 4", 4, 2.5),
     // Rows and columns of a tile, and what is taken of a head at a time.
     tiled("tiled 64x16x4", [16, 4, 4, 4, 4]),
     tiled("tiled 32x16x4", [16, 4, 2, 4, 4]),
