@@ -19,8 +19,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Rounds in which the shipped variant and the others run one after another.
+/// Rounds in which the shipped variant and the others run one after another; fewer where a run is longer than most
+/// disturbances.
 const ROUNDS: usize = 7;
+const FEW_ROUNDS: usize = 3;
+const LONG: Duration = Duration::from_millis(200);
 /// The most that a variant may take of the shipped one's time to replace it, in the median of the rounds.
 const CLEARLY: f64 = 0.95;
 /// The share of the rounds in which it must be faster at all.
@@ -231,8 +234,9 @@ fn best(
     for c in &mut candidates {
         c.repetitions = c.ready.warm_up(&c.gpu, &c.work, &bench)?.1;
     }
+    let count = if first > LONG { FEW_ROUNDS } else { ROUNDS };
     loop {
-        rounds(&mut candidates, &bench)?;
+        rounds(&mut candidates, count, &bench)?;
         let (index, _) = fastest(&candidates);
         // The best of several is partly the luckiest: alone with the shipped one it must be as good once more.
         let mut last: Vec<Candidate> = match index {
@@ -240,7 +244,7 @@ fn best(
             _ => {
                 let winner = candidates.remove(index);
                 let mut pair = vec![candidates.remove(0), winner];
-                rounds(&mut pair, &bench)?;
+                rounds(&mut pair, count, &bench)?;
                 pair
             }
         };
@@ -284,9 +288,9 @@ fn worth_trying(gpu: &Gpu, query: &Query, shipped: &'static Variant) -> Vec<&'st
 }
 
 /// Fresh samples of all, in turn.
-fn rounds(candidates: &mut [Candidate], settings: &Settings) -> Result<()> {
+fn rounds(candidates: &mut [Candidate], count: usize, settings: &Settings) -> Result<()> {
     candidates.iter_mut().for_each(|c| c.samples.clear());
-    for _ in 0..ROUNDS {
+    for _ in 0..count {
         candidates.iter_mut().try_for_each(|c| c.sample(settings))?;
     }
     Ok(())
@@ -355,8 +359,6 @@ fn of_plan(body: &Body, gpu: &Gpu, query: &Query) -> Result<Vec<String>> {
 
 /// The time of a run after the first, with whatever surrounds it: enough to see what is hopeless.
 fn glance(gpu: &Gpu, body: &Body, seed: u64) -> Result<Duration> {
-    /// What lasts so long is not disturbed by much.
-    const LONG: Duration = Duration::from_millis(50);
     let plan = Plan::new(&body.graph, &body.outputs, gpu.profile())?;
     let mut executor = executor(gpu, body, plan, &body.inputs(seed))?;
     let mut time = Duration::MAX;
