@@ -56,10 +56,7 @@ const MUTATIONS: &[Mutation] = &[
     once(
         "a dropped barrier: slabs are overwritten while they are used",
         "matmul_tile.wgsl",
-        (
-            "        workgroupBarrier();\n    }\n\n    for (var i = 0u; i < RM; i++) {",
-            "    }\n\n    for (var i = 0u; i < RM; i++) {",
-        ),
+        ("        workgroupBarrier();\n    }\n\n    if sums", "    }\n\n    if sums"),
         ("matmul", "NN 65x132x72"),
     ),
     once(
@@ -91,6 +88,27 @@ const MUTATIONS: &[Mutation] = &[
             "            stage_kv(OF_V, b, h, s0, chunk, lane);\n            weigh_tile",
         ),
         ("attention", "plain kv"),
+    ),
+    once(
+        "the gradient of a bias without the last row of each slab",
+        "matmul_tile.wgsl",
+        (
+            "for (var k = 0u; k < SLAB; k++) {\n                column_sum",
+            "for (var k = 0u; k < SLAB - 1u; k++) {\n                column_sum",
+        ),
+        ("matmul", "linear of many rows"),
+    ),
+    once(
+        "a slope at the gradient instead of at what was saved",
+        "matmul.wgsl",
+        ("activate_slope(elem(residual[index]), SLOPE)", "activate_slope(v, SLOPE)"),
+        ("matmul", "between products"),
+    ),
+    once(
+        "a gradient in place of the logits that forgets the target",
+        "cross_entropy.wgsl",
+        ("load_gradient(start + g) - wanted", "load_gradient(start + g)"),
+        ("cross_entropy", "in place"),
     ),
     once(
         "a tile that is one column too narrow",

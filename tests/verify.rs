@@ -60,7 +60,7 @@ fn a_right_plan_passes() {
 
 #[test]
 fn the_first_kernel_that_goes_wrong_is_named_with_what_it_read() {
-    let found = verify(|plan| replace(plan, "elementwise", "activate(a[i], ACTIVATION)", "a[i]"));
+    let found = verify(|plan| replace(plan, "elementwise", "activate(elem(a[i]), ACTIVATION)", "elem(a[i])"));
     let first = &found.troubles[0];
     assert!(first.label.contains("layer/elementwise"), "{first}");
     assert!(matches!(&first.problem, Problem::Wrong(m) if m.total == 19 * 12), "{first}");
@@ -161,14 +161,14 @@ fn of_large_nodes_parts_are_compared_and_corners_among_them() {
     assert_eq!(found.elements, 2 * all);
     assert!(found.compared > all && found.compared < all + all / 10, "{found:?}");
     for (index, at) in [(0, [0, 0]), (n * n - 1, [n - 1, n - 1])] {
-        let wrong = format!("if index == {index}u {{ v += elem(1.0); }} out[index] = v;");
-        let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = v;", &wrong));
+        let wrong = format!("if index == {index}u {{ v += elem(1.0); }} out[index] = out_elem(v);");
+        let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = out_elem(v);", &wrong));
         let Problem::Wrong(m) = &found.troubles[0].problem else { panic!("{}", found.troubles[0]) };
         assert_eq!((m.wrong, &m.worst[0].index[..]), (1, &at[..]), "{m}");
     }
     // What is left unwritten is looked for everywhere.
-    let hole = "if index != 7777u { out[index] = v; }";
-    let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = v;", hole));
+    let hole = "if index != 7777u { out[index] = out_elem(v); }";
+    let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = out_elem(v);", hole));
     assert!(matches!(found.troubles[0].problem, Problem::Unwritten(1, _, 7777)), "{}", found.troubles[0]);
 }
 
