@@ -162,7 +162,8 @@ fn of_large_nodes_parts_are_compared_and_corners_among_them() {
     assert!(found.compared > all && found.compared < all + all / 10, "{found:?}");
     for (index, at) in [(0, [0, 0]), (n * n - 1, [n - 1, n - 1])] {
         let wrong = format!("if index == {index}u {{ v += elem(1.0); }} out[index] = out_elem(v);");
-        let found = verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = out_elem(v);", &wrong));
+        let found =
+            verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = out_elem(v);", &wrong));
         let Problem::Wrong(m) = &found.troubles[0].problem else { panic!("{}", found.troubles[0]) };
         assert_eq!((m.wrong, &m.worst[0].index[..]), (1, &at[..]), "{m}");
     }
