@@ -66,7 +66,7 @@ pub(super) fn excerpts(op: &Product, inputs: &[&Tensor64], rng: &mut Rng) -> Vec
         alpha: s.alpha,
     };
     let mut places = vec![Some((0, out.clone()))];
-    places.extend(op.saves_pre().then(|| Some((1, out))));
-    places.extend(op.sums.then(|| Some((1, columns))));
+    places.extend(op.saves_pre().then_some(Some((1, out))));
+    places.extend(op.sums.then_some(Some((1, columns))));
     vec![Excerpt { op: Box::new(Product { at, ..*op }), inputs: parts, places }]
 }
