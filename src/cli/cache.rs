@@ -48,10 +48,13 @@ impl Pipelines {
     /// Gives the device what is in the file. `None` where its pipelines cannot be kept.
     pub fn open(gpu: &Gpu) -> Option<Pipelines> {
         let path = folder()?.join("pipelines").join(gpu.pipeline_cache_name()?);
-        let given = read(&path).and_then(|bytes| Ok(gpu.set_pipeline_cache(bytes.as_deref())?));
+        // SAFETY: the file lies in the user's own folder, where this program alone writes such names; one that is damaged is
+        // refused.
+        let set = |bytes: Option<&[u8]>| unsafe { gpu.set_pipeline_cache(bytes) };
+        let given = read(&path).and_then(|bytes| Ok(set(bytes.as_deref())?));
         if let Err(error) = &given {
             note(&format!("{}: {error:#}: ignored", path.display()));
-            gpu.set_pipeline_cache(None).ok()?;
+            set(None).ok()?;
         }
         let kept = gpu.pipeline_cache().filter(|_| given.is_ok()).map(|bytes| fnv1a(&bytes));
         Some(Pipelines { gpu: gpu.clone(), path, kept: Cell::new(kept) })

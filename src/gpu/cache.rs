@@ -88,20 +88,21 @@ impl Gpu {
     /// From now on kernels are compiled with the help of what [`Gpu::pipeline_cache`] gave in an earlier run, and what is
     /// compiled is added to it. Without bytes the cache begins empty.
     ///
-    /// The bytes must be what [`Gpu::pipeline_cache`] gave. A header and a checksum find bytes that were damaged, and those of
-    /// another adapter, driver or version; they are no protection from bytes that somebody forged. So keep them where
-    /// nobody else can write.
+    /// # Safety
+    /// The bytes must be what [`Gpu::pipeline_cache`] gave, since drivers trust them. A header and a checksum find bytes that
+    /// were damaged, and those of another adapter, driver or version; they are no protection from bytes that somebody forged.
+    /// So keep them where nobody else can write.
     ///
     /// # Errors
     /// Says what is wrong with the bytes, or that this device cannot keep pipelines; then all stays as it was.
-    pub fn set_pipeline_cache(&self, bytes: Option<&[u8]>) -> Result<()> {
+    pub unsafe fn set_pipeline_cache(&self, bytes: Option<&[u8]>) -> Result<()> {
         let shared = &self.shared;
         let wrong = |problem: &str| Error::config("pipeline cache", problem);
         let key = shared.pipeline_cache_key().ok_or_else(|| wrong("this device cannot keep pipelines"))?;
         let data = bytes.map(|bytes| unpack(&key, bytes)).transpose().map_err(wrong)?;
         let descriptor = wgpu::PipelineCacheDescriptor { label: Some("wgformer"), data, fallback: true };
-        // SAFETY: the bytes are to come from `PipelineCache::get_data` on such an adapter and driver. `pack` has put a header
-        // before them that names both, and a checksum: what is damaged or from elsewhere was refused above. wgpu and the
+        // SAFETY: the caller says that the bytes come from `PipelineCache::get_data` on some adapter. `pack` has put a header
+        // before them that names it and its driver, and a checksum: what is damaged or of others was refused above. wgpu and the
         // driver compare adapter and driver version once more.
         let cache = shared
             .scoped(&"pipeline cache", || unsafe { shared.device.create_pipeline_cache(&descriptor) })?;
