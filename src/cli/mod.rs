@@ -16,6 +16,7 @@ mod stop;
 mod train;
 mod translate;
 mod tune;
+mod work;
 
 use clap::{Args, Parser, Subcommand};
 use std::cell::OnceCell;

@@ -2,13 +2,11 @@
 
 use super::Global;
 use super::output::{bytes, count, print, si};
-use super::settings::{self, ModelFlags};
+use super::work::WorkFlags;
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
-use std::path::PathBuf;
 use wgformer::DeviceProfile;
-use wgformer::model::{Folder, ModelConfig};
 use wgformer::nn::{BatchShape, Objective, Optimizer, Transformer, TransformerConfig};
 use wgformer::ops::optimizer::AdamSettings;
 use wgformer::plan::Plan;
@@ -22,18 +20,6 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PlanArgs {
-    /// The folder with the model; without it, the options describe one, with vocabularies of 8000
-    #[arg(long, value_name = "FOLDER")]
-    model: Option<PathBuf>,
-    /// Rows of the batch
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    rows: usize,
-    /// Symbols of each source
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    source: usize,
-    /// Symbols of each target
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    target: usize,
     /// Encoding and a step of decoding instead of a step of training
     #[arg(long)]
     inference: bool,
@@ -41,22 +27,18 @@ pub struct PlanArgs {
     #[arg(long)]
     portable: bool,
     #[command(flatten)]
-    sizes: ModelFlags,
+    work: WorkFlags,
 }
 
 impl PlanArgs {
     pub fn run(&self, global: &Global) -> Result<()> {
-        let config = match &self.model {
-            Some(folder) => ModelConfig::read(&Folder::open(folder)?)?.model,
-            None => settings::of_model(&self.sizes, 8000)?,
-        };
+        let config = self.work.model()?;
         let profile = match self.portable {
             true => DeviceProfile::portable(),
             false => global.gpu()?.profile().clone(),
         };
-        let shape = BatchShape { rows: self.rows, source_len: self.source, target_len: self.target };
         let mut text = String::new();
-        for (name, plan) in plans(config, shape, self.inference, &profile)? {
+        for (name, plan) in plans(config, self.work.batch(), self.inference, &profile)? {
             writeln!(text, "{name}\n\n{plan}\n{}", summary(&plan))?;
         }
         print(&text)

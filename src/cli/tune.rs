@@ -4,16 +4,15 @@ use super::Global;
 use super::bench::memory;
 use super::output::{count, nanoseconds, print, table};
 use super::progress::{Progress, note};
-use super::settings::{self, ModelFlags};
 use super::stop::{Interrupted, Stop};
+use super::work::WorkFlags;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use wgformer::bench::{TuneSettings, Tuned, tune};
 use wgformer::gpu;
-use wgformer::model::{Folder, ModelConfig};
-use wgformer::nn::{BatchShape, Transformer};
+use wgformer::nn::Transformer;
 
 /// Reasons that are told one by one, at most.
 const TOLD: usize = 10;
@@ -30,18 +29,6 @@ What is faster holds for the shapes measured, and for smaller ones down to half 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Tune {
-    /// The folder with the model; without it, the options describe one, with vocabularies of 8000
-    #[arg(long, value_name = "FOLDER")]
-    model: Option<PathBuf>,
-    /// Rows of the batch
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    rows: usize,
-    /// Symbols of each source
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    source: usize,
-    /// Symbols of each target
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    target: usize,
     /// Seconds, about; works that are not reached keep the shipped variants
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
@@ -52,7 +39,7 @@ pub struct Tune {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    sizes: ModelFlags,
+    work: WorkFlags,
 }
 
 impl Tune {
@@ -63,12 +50,7 @@ impl Tune {
         if global.tuning.is_some() {
             bail!("--tuning has no use here: variants are compared with the shipped ones");
         }
-        let config = match &self.model {
-            Some(folder) => ModelConfig::read(&Folder::open(folder)?)?.model,
-            None => settings::of_model(&self.sizes, 8000)?,
-        };
-        let model = Transformer::new(config)?;
-        let shape = BatchShape { rows: self.rows, source_len: self.source, target_len: self.target };
+        let model = Transformer::new(self.work.model()?)?;
         let gpu = gpu::request(&global.request()?)?;
         let path = self.path(&gpu)?;
         note(&format!("adapter: {}", gpu.description()));
@@ -79,15 +61,13 @@ impl Tune {
         };
         let stop = Stop::on_interrupt()?;
         let mut bar: Option<Progress> = None;
-        let tuned = tune(&gpu, &model, shape, &settings, &mut |p| {
+        let tuned = tune(&gpu, &model, self.work.batch(), &settings, &mut |p| {
             let bar = bar.get_or_insert_with(|| Progress::new("tuning", p.of as u64));
             bar.at(p.done as u64, || format!("{}: {}", p.query, p.variant.name()));
             !stop.asked()
         });
         let took = bar.map(Progress::end).unwrap_or_default();
-        let Some(tuned) = tuned.with_context(|| format!("{} failed", gpu.description()))? else {
-            return Err(Interrupted.into());
-        };
+        let Some(tuned) = tuned? else { return Err(Interrupted.into()) };
         if tuned.rows.is_empty() {
             let (query, reason) = tuned.left_out.first().context("the model has no work to tune")?;
             bail!("nothing could be measured; {query}: {reason}");
