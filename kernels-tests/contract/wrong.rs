@@ -232,7 +232,13 @@ pub fn refused() -> Outcome {
         ("ops/a.rs", "// wgpu::Device\n#![deny(unsafe_code)] //! unsafe", ""),
         ("gpu/a.rs", "use wgpu::Device; unsafe {}", ""),
         ("ops/a.rs", "\n    let x: wgpu::Device; // y", "src/ops/a.rs, line 2: wgpu:: outside of src/gpu/"),
-        ("lib.rs", "let x = \"http://\"; unsafe { y() }", "src/lib.rs, line 1: unsafe outside of src/gpu/"),
+        ("cli/cache.rs", "unsafe { x() }", ""),
+        ("cli/cache.rs", "use wgpu::Device;", "src/cli/cache.rs, line 1: wgpu:: outside of src/gpu/"),
+        (
+            "lib.rs",
+            "let x = \"http://\"; unsafe { y() }",
+            "src/lib.rs, line 1: unsafe outside of src/gpu/ and src/cli/cache.rs",
+        ),
     ] {
         expect(path, files::words(&[file(path, text)]), expected);
     }
