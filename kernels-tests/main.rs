@@ -9,10 +9,10 @@
 //! 4. model: whole models against other software's numbers.
 //!
 //! On software adapters runtime checks, and poison and orders of kernels that are chosen for other devices, are left to one
-//! case in four and to the first case of each kernel on a device: compilation takes longest there.
+//! case in four and to the first case of each kernel: compilation takes longest there.
 //!
 //! `--brief` is for a second adapter whose compiler is slow: no runtime checks, and kernels that are chosen for other devices
-//! run in half of the cases and as they are.
+//! run in such cases alone and as they are.
 //!
 //! No adapter is a failure, unless `WGFORMER_TEST_ADAPTER=none` says that there is none; any other value is the adapter to
 //! take: its number, or a part of its name.
@@ -259,19 +259,17 @@ type Results = Vec<(Option<Outcome>, Duration)>;
 /// One for each core on a software adapter, whose devices compile one kernel at a time; one on a GPU; none without any
 /// adapter.
 fn runners(options: &Options) -> Result<Vec<Runner>, String> {
-    let runner = |gpu| {
-        let mut runner = Runner::new(gpu, options.seed);
-        runner.brief = options.brief;
-        runner
-    };
-    let Some(first) = device()? else { return Ok(Vec::new()) };
-    let devices = match first.profile().class {
+    let Some(gpu) = device()? else { return Ok(Vec::new()) };
+    let devices = match gpu.profile().class {
         DeviceClass::Cpu => workers(),
         DeviceClass::Discrete | DeviceClass::Integrated => 1,
     };
-    let mut runners = vec![runner(first)];
+    let mut first = Runner::new(gpu, options.seed);
+    first.brief = options.brief;
+    let mut runners = vec![first];
     while runners.len() < devices {
-        runners.extend(device()?.map(runner));
+        let another = device()?.map(|gpu| runners[0].beside(gpu));
+        runners.extend(another);
     }
     Ok(runners)
 }

@@ -20,7 +20,7 @@ fn few(family: Family) -> &'static [(&'static str, &'static str)] {
             ("matmul", "Gelu, bias true, residual true, 35x67x1031"),
             ("matmul", "blocks of columns, not aligned NT"),
         ],
-        Family::Attention => &[("attention", "all, several tiles"), ("attention", "head 12")],
+        Family::Attention => &[("attention", "all, several tiles")],
         Family::Rows => &[
             ("softmax", "softmax 9x31"),
             ("softmax", "log_softmax 3x1028"),

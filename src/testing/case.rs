@@ -16,7 +16,7 @@ use crate::verify::{Order, Prepared, Replay};
 use crate::{DeviceClass, DeviceProfile, Error, HostTensor, Result, Shape, Tensor64};
 use half::f16;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a case builds: a graph, and values for its inputs and states.
 #[derive(Debug)]
@@ -295,15 +295,16 @@ impl Case {
             if !graph.fits(&profile) {
                 continue;
             }
-            if on.brief && variant != OWN && !self.is_one_of(2) {
-                continue;
-            }
             let mut plan = Plan::new(graph, &built.fetched, &profile)?;
             if let Some(change) = &on.change {
                 plan.kernels.iter_mut().for_each(change);
             }
             // Where two profiles choose the same kernels for the same grids, one run says all.
             if seen.iter().any(|p| same(p, &plan)) {
+                continue;
+            }
+            let new = || plan.kernels.iter().any(|kernel| !lock(&on.known).contains(&kernel.name));
+            if on.brief && variant != OWN && !self.is_one_of(THOROUGH) && !new() {
                 continue;
             }
             self.try_plan(on, &built, variant, &plan, false, report)?;
@@ -501,7 +502,7 @@ fn same(a: &Plan, b: &Plan) -> bool {
 
 /// On software adapters, where compilation is most of a test's time and runtime checks treble it, one case in so many runs
 /// with them, and kernels that are chosen for other devices run there with poison and in another order. So does each case
-/// that has a kernel which no case before had.
+/// that has a kernel which no case before had. Where little time is to be spent, only such cases run other devices' kernels.
 const THOROUGH: u64 = 4;
 
 /// What running a case's kernels gave.
@@ -528,6 +529,11 @@ pub struct Finding {
     pub text: String,
 }
 
+/// What a test that panicked has left there is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Where and how to run cases.
 pub struct Runner {
     /// The device.
@@ -536,13 +542,13 @@ pub struct Runner {
     pub seed: u64,
     /// A change to every kernel, to see that the tests notice.
     pub change: Option<Box<Change>>,
-    /// For a second adapter whose compiler is slow: no runtime checks; kernels that are chosen for other devices run in half
+    /// For a second adapter whose compiler is slow: no runtime checks; kernels that are chosen for other devices run in some
     /// of the cases, and as they are, without poison or another order.
     pub brief: bool,
     /// The names of kernels that ran so far.
-    known: Mutex<BTreeSet<String>>,
+    known: Arc<Mutex<BTreeSet<String>>>,
     /// The texts of kernels with workgroup memory as changed for tests; `None` for those without.
-    instrumented: Mutex<HashMap<Kernel, Option<Arc<Kernel>>>>,
+    instrumented: Arc<Mutex<HashMap<Kernel, Option<Arc<Kernel>>>>>,
 }
 
 impl Runner {
@@ -553,14 +559,25 @@ impl Runner {
             seed,
             change: None,
             brief: false,
-            known: Mutex::default(),
-            instrumented: Mutex::default(),
+            known: Arc::default(),
+            instrumented: Arc::default(),
+        }
+    }
+
+    /// A runner on another device that does a part of the same work: what one of them did first, the other need not.
+    pub fn beside(&self, gpu: Gpu) -> Runner {
+        Runner {
+            gpu,
+            change: None,
+            known: self.known.clone(),
+            instrumented: self.instrumented.clone(),
+            ..*self
         }
     }
 
     /// Whether one of these is the first of its name.
     fn has_new(&self, names: &[String]) -> bool {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         names.iter().filter(|name| known.insert(name.to_string())).count() > 0
     }
 
@@ -577,13 +594,12 @@ impl Runner {
     /// The kernel for a replay: one with workgroup memory is poisoned, and its order can be reversed where it does not
     /// work with sub-groups.
     fn prepare(&self, gpu: &Gpu, kernel: &Kernel) -> Result<Prepared> {
-        let known = self.instrumented.lock().unwrap_or_else(PoisonError::into_inner).get(kernel).cloned();
+        let known = lock(&self.instrumented).get(kernel).cloned();
         let changed = match known {
             Some(changed) => changed,
             None => {
                 let changed = instrumented(kernel)?.map(Arc::new);
-                let mut all = self.instrumented.lock().unwrap_or_else(PoisonError::into_inner);
-                all.insert(kernel.clone(), changed.clone());
+                lock(&self.instrumented).insert(kernel.clone(), changed.clone());
                 changed
             }
         };
