@@ -12,13 +12,14 @@
 //     d_k[s] = scale sum_t d_x[t,s] q[t]                 (`backward_kv`: a workgroup owns keys)
 //     d_v[s] = sum_t P[t,s] d_out[t]
 //     d_bias[h,t,s] = sum_b d_x[t,s]                     (`backward_bias`)
+// Short keys fit in one workgroup, which has all of d_q, d_k and d_v of its (b, h) then (`backward_whole`).
 //
 // Grid: a workgroup for each (b, h, block of ROWS rows), blocks fastest, folded into y. The rows that a workgroup owns are
 // queries (forward, backward_q) or keys (backward_kv); it walks over the other side in tiles of COLS. An invocation
 // (r, c) of its NR x NC has the tile elements (r + i NR, c + j NC) for i < RT, j < CT, and of each owned row r + i NR the
 // columns c + j NC of each chunk of DC elems. The head dimension goes through workgroup memory in NCH chunks.
 //
-// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
+// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, IT = ceil(DC / NR), DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
 // FOUR whether elem is vec4<f32> (else f32). aliases elem, and stored, the same of what q, k, v and
 // out are stored in (16-bit floats in `forward` and `plot` only). With lib/random.wgsl.
 
@@ -44,6 +45,8 @@ struct Params {
     site: u32,
     future: u32, // 0 where keys after a query are hidden from it (causal), else all bits
     limited: u32, // 0 where lengths are not to be read: every row has S keys
+    parts: u32, // `forward_part`: ranges of keys,
+    span: u32, // each of so many, a multiple of COLS
 }
 
 @group(1) @binding(0) var<uniform> params: Params;
@@ -118,9 +121,9 @@ struct Place {
     inside: bool,
 }
 
-fn place(group: vec3<u32>, groups: vec3<u32>, rows: u32) -> Place {
+// Of the workgroup g, where each owns ROWS of `rows`.
+fn place(g: u32, rows: u32) -> Place {
     let blocks = (rows + ROWS - 1u) / ROWS;
-    let g = group.y * groups.x + group.x;
     let bh = g / blocks;
     return Place(bh / params.heads, bh % params.heads, (g % blocks) * ROWS, bh < params.batch * params.heads);
 }
@@ -211,30 +214,27 @@ fn stage_kv(what: u32, b: u32, h: u32, s0: u32, chunk: u32, lane: u32) {
     }
 }
 
-@compute @workgroup_size(GROUP)
-fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-           @builtin(local_invocation_index) lane: u32) {
-    let at = place(group, groups, params.t);
-    if !at.inside {
-        return;
-    }
+// What a workgroup has found of its rows when it has walked over some keys.
+struct Found {
+    sums: Sums, // sum of exp2(score - m) v, by dropout
+    m: array<f32, RT>, // the largest score of each row
+    l: array<f32, RT>, // each row's sum of exp2(score - m): as walked, this invocation's part of it; after `total` all
+}
+
+// Walks over the keys from `first` to `end`, a multiple of COLS apart or the last one.
+fn attend(at: Place, first: u32, end: u32, limit: u32, lane: u32) -> Found {
     let b = at.b;
     let h = at.h;
     let t0 = at.first;
     let r = lane / NC;
     let c = lane % NC;
-    let limit = key_count(b);
-    var end = limit;
-    if params.future == 0u {
-        end = min(end, t0 + ROWS);
-    }
     var key = vec2<u32>();
     if DROPOUT {
         key = random_key(vec2<u32>(seed[0], seed[1]), params.site);
     }
     var sums: Sums;
-    var m: array<f32, RT>; // the largest score of each row so far
-    var l: array<f32, RT>; // this invocation's part of each row's sum of exp2(score - m)
+    var m: array<f32, RT>;
+    var l: array<f32, RT>;
     for (var i = 0u; i < RT; i++) {
         m[i] = MASKED;
         l[i] = 0.0;
@@ -242,7 +242,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
             sums[i][j] = elem();
         }
     }
-    for (var s0 = 0u; s0 < end; s0 += COLS) {
+    for (var s0 = first; s0 < end; s0 += COLS) {
         var x: Products;
         for (var i = 0u; i < RT; i++) {
             for (var j = 0u; j < CT; j++) {
@@ -251,7 +251,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
         }
         for (var chunk = 0u; chunk < NCH; chunk++) {
             workgroupBarrier();
-            if NCH > 1u || s0 == 0u {
+            if NCH > 1u || s0 == first {
                 stage_q(b, h, t0, chunk, lane);
             }
             stage_kv(OF_K, b, h, s0, chunk, lane);
@@ -301,25 +301,125 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
     }
     workgroupBarrier();
     for (var i = 0u; i < RT; i++) {
-        let t = t0 + r + i * NR;
-        var total = 0.0;
+        l[i] = 0.0;
         for (var n = 0u; n < NC; n++) {
-            total += row_max[(r + i * NR) * NC + n];
+            l[i] += row_max[(r + i * NR) * NC + n];
         }
+    }
+    return Found(sums, m, l);
+}
+
+// The keys that some of the queries from t0 on may attend to end here.
+fn last_key(limit: u32, t0: u32) -> u32 {
+    return select(limit, min(limit, t0 + ROWS), params.future == 0u);
+}
+
+@compute @workgroup_size(GROUP)
+fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+           @builtin(local_invocation_index) lane: u32) {
+    let at = place(group.y * groups.x + group.x, params.t);
+    if !at.inside {
+        return;
+    }
+    let limit = key_count(at.b);
+    let found = attend(at, 0u, last_key(limit, at.first), limit, lane);
+    let c = lane % NC;
+    for (var i = 0u; i < RT; i++) {
+        let t = at.first + lane / NC + i * NR;
+        let total = found.l[i];
         if t < params.t {
             let inverse = select(0.0, 1.0 / max(total, 1e-30), total > 0.0);
             for (var chunk = 0u; chunk < NCH; chunk++) {
                 for (var j = 0u; j < JT; j++) {
                     let e = chunk * DC + c + j * NC;
                     if e < DV {
-                        out[out_index(b, t, h) + e] = stored(sums[i][chunk * JT + j] * inverse);
+                        out[out_index(at.b, t, at.h) + e] = stored(found.sums[i][chunk * JT + j] * inverse);
                     }
                 }
             }
             if c == 0u {
-                lse[(b * params.heads + h) * params.t + t] = select(0.0, m[i] + log2(max(total, 1e-30)), total > 0.0);
+                lse[(at.b * params.heads + at.h) * params.t + t] = logarithm(found.m[i], total);
             }
         }
+    }
+}
+
+// Of the sum of exp2(score) that is `total` times exp2(m); 0 where there was no key.
+fn logarithm(m: f32, total: f32) -> f32 {
+    return select(0.0, m + log2(max(total, 1e-30)), total > 0.0);
+}
+
+// For few queries and many keys, whose workgroups would leave a device idle: a workgroup for each block of rows and each of
+// `params.parts` ranges of `params.span` keys, ranges fastest. `merge` puts them together.
+@group(0) @binding(6) var<storage, read_write> part_sums: array<elem>; // [parts, B, T, H, D]
+@group(0) @binding(7) var<storage, read_write> part_rows: array<vec2<f32>>; // (m, l) [parts, B, H, T]
+
+@compute @workgroup_size(GROUP)
+fn forward_part(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+                @builtin(local_invocation_index) lane: u32) {
+    let g = group.y * groups.x + group.x;
+    let part = g % params.parts;
+    let at = place(g / params.parts, params.t);
+    if !at.inside {
+        return;
+    }
+    let limit = key_count(at.b);
+    let first = part * params.span;
+    let end = min(last_key(limit, at.first), first + params.span);
+    let found = attend(at, first, end, limit, lane);
+    let c = lane % NC;
+    let rows = params.batch * params.heads * params.t;
+    for (var i = 0u; i < RT; i++) {
+        let t = at.first + lane / NC + i * NR;
+        if t < params.t {
+            for (var n = 0u; n < NCH * JT; n++) {
+                let e = n / JT * DC + c + n % JT * NC;
+                if e < DV {
+                    part_sums[part * rows * DV + out_index(at.b, t, at.h) + e] = found.sums[i][n];
+                }
+            }
+            if c == 0u {
+                let row = (at.b * params.heads + at.h) * params.t + t;
+                part_rows[part * rows + row] = vec2<f32>(found.m[i], found.l[i]);
+            }
+        }
+    }
+}
+
+@group(0) @binding(0) var<storage, read> merged_sums: array<elem>; // as part_sums
+@group(0) @binding(1) var<storage, read> merged_rows: array<vec2<f32>>; // as part_rows
+@group(0) @binding(2) var<storage, read_write> merged_out: array<stored>; // as out
+@group(0) @binding(3) var<storage, read_write> merged_lse: array<f32>; // as lse
+
+// An invocation an elem of out; the parts in their order.
+@compute @workgroup_size(64)
+fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+         @builtin(local_invocation_index) lane: u32) {
+    let rows = params.batch * params.heads * params.t;
+    let i = (group.y * groups.x + group.x) * 64u + lane;
+    if i >= rows * DV {
+        return;
+    }
+    let h = i / DV % params.heads;
+    let t = i / DV / params.heads % params.t;
+    let b = i / DV / params.heads / params.t;
+    let row = (b * params.heads + h) * params.t + t;
+    var m = MASKED;
+    for (var part = 0u; part < params.parts; part++) {
+        m = max(m, merged_rows[part * rows + row].x);
+    }
+    var sum = elem();
+    var total = 0.0;
+    for (var part = 0u; part < params.parts; part++) {
+        let found = merged_rows[part * rows + row];
+        let weight = exp2(found.x - m);
+        total += weight * found.y;
+        sum += weight * merged_sums[part * rows * DV + i];
+    }
+    let inverse = select(0.0, 1.0 / max(total, 1e-30), total > 0.0);
+    merged_out[i] = stored(sum * inverse);
+    if i % DV == 0u {
+        merged_lse[row] = logarithm(m, total);
     }
 }
 
@@ -511,7 +611,7 @@ fn no_sums() -> Sums {
 @compute @workgroup_size(GROUP)
 fn backward_q(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
               @builtin(local_invocation_index) lane: u32) {
-    let at = place(group, groups, params.t);
+    let at = place(group.y * groups.x + group.x, params.t);
     if !at.inside {
         return;
     }
@@ -551,41 +651,47 @@ fn backward_q(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) 
     }
 }
 
-// The sums of the owned keys from s0 on, d_k still without the scale.
-fn sum_queries(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, Sums>, sums_v: ptr<function, Sums>) {
+// Adds the queries from t0 on, COLS of them, to the sums of the owned keys from s0 on; leaves d_x of each key and query in
+// tile_p.
+fn add_queries(b: u32, h: u32, s0: u32, t0: u32, lane: u32, sums_k: ptr<function, Sums>, sums_v: ptr<function, Sums>) {
     let r = lane / NC;
     let c = lane % NC;
     let limit = saved_key_count(b);
     let key = saved_key();
+    let count = min(COLS, params.t - t0);
+    var qk = products(OF_K, s0, OF_Q, t0, b, h, lane);
+    var dv = products(OF_V, s0, OF_D_OUT, t0, b, h, lane);
+    for (var j = 0u; j < CT; j++) {
+        let t = t0 + c + j * NC;
+        let row = saved_row(b, h, min(t, params.t - 1u));
+        for (var i = 0u; i < RT; i++) {
+            let s = s0 + r + i * NR;
+            let w = weights(qk[i][j], dv[i][j], row, b, h, t, s, limit, key);
+            tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = w.p;
+            qk[i][j] = w.d_x;
+        }
+    }
+    weigh(OF_D_OUT, t0, count, b, h, lane, sums_v);
+    workgroupBarrier();
+    for (var i = 0u; i < RT; i++) {
+        for (var j = 0u; j < CT; j++) {
+            tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = qk[i][j];
+        }
+    }
+    weigh(OF_Q, t0, count, b, h, lane, sums_k);
+}
+
+// The sums of the owned keys from s0 on, d_k still without the scale.
+fn sum_queries(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, Sums>, sums_v: ptr<function, Sums>) {
     var first = 0u;
     if params.future == 0u {
         first = s0; // earlier queries attend to none of the owned keys
     }
-    if s0 >= limit {
+    if s0 >= saved_key_count(b) {
         first = params.t;
     }
     for (var t0 = first; t0 < params.t; t0 += COLS) {
-        let count = min(COLS, params.t - t0);
-        var qk = products(OF_K, s0, OF_Q, t0, b, h, lane);
-        var dv = products(OF_V, s0, OF_D_OUT, t0, b, h, lane);
-        for (var j = 0u; j < CT; j++) {
-            let t = t0 + c + j * NC;
-            let row = saved_row(b, h, min(t, params.t - 1u));
-            for (var i = 0u; i < RT; i++) {
-                let s = s0 + r + i * NR;
-                let w = weights(qk[i][j], dv[i][j], row, b, h, t, s, limit, key);
-                tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = w.p;
-                qk[i][j] = w.d_x;
-            }
-        }
-        weigh(OF_D_OUT, t0, count, b, h, lane, sums_v);
-        workgroupBarrier();
-        for (var i = 0u; i < RT; i++) {
-            for (var j = 0u; j < CT; j++) {
-                tile_p[(r + i * NR) * P_STRIDE + c + j * NC] = qk[i][j];
-            }
-        }
-        weigh(OF_Q, t0, count, b, h, lane, sums_k);
+        add_queries(b, h, s0, t0, lane, sums_k, sums_v);
     }
 }
 
@@ -593,7 +699,7 @@ fn sum_queries(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, Sums>, 
 @compute @workgroup_size(GROUP)
 fn backward_kv(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
                @builtin(local_invocation_index) lane: u32) {
-    let at = place(group, groups, params.s);
+    let at = place(group.y * groups.x + group.x, params.s);
     if !at.inside {
         return;
     }
@@ -616,7 +722,7 @@ fn backward_kv(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups)
 @compute @workgroup_size(GROUP)
 fn backward_kv_joint(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
                      @builtin(local_invocation_index) lane: u32) {
-    let at = place(group, groups, params.s);
+    let at = place(group.y * groups.x + group.x, params.s);
     if !at.inside {
         return;
     }
@@ -625,6 +731,104 @@ fn backward_kv_joint(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workg
     sum_queries(at.b, at.h, at.first, lane, &sums_k, &sums_v);
     for (var i = 0u; i < RT; i++) {
         let s = at.first + lane / NC + i * NR;
+        for (var n = 0u; n < NCH * JT; n++) {
+            let e = n / JT * DC + lane % NC + n % JT * NC;
+            if s < params.s && e < DV {
+                d_kv[k_index(at.b, s, at.h) + e] = sums_k[i][n] * params.slope;
+                d_kv[v_index(at.b, s, at.h) + e] = sums_v[i][n];
+            }
+        }
+    }
+}
+
+// Where one workgroup owns all keys (S <= ROWS), what it has of some queries is all that there is, so it writes d_q too.
+// Of the queries c + j NC of the tile the elems r + i NR of a chunk, still without the scale.
+alias Queries = array<array<elem, CT>, IT>;
+
+fn of_queries(b: u32, h: u32, chunk: u32, lane: u32) -> Queries {
+    workgroupBarrier();
+    stage_a(OF_K, b, h, 0u, chunk, lane);
+    workgroupBarrier();
+    var sums: Queries;
+    for (var i = 0u; i < IT; i++) {
+        for (var j = 0u; j < CT; j++) {
+            sums[i][j] = elem();
+        }
+    }
+    for (var s = 0u; s < min(ROWS, params.s); s++) {
+        for (var i = 0u; i < IT; i++) {
+            let k = tile_a[s * STRIDE + min(lane / NC + i * NR, DC - 1u)];
+            for (var j = 0u; j < CT; j++) {
+                sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j * NC] * k;
+            }
+        }
+    }
+    return sums;
+}
+
+@group(0) @binding(7) var<storage, read_write> apart_kv: array<elem>; // as d_kv
+
+@compute @workgroup_size(GROUP)
+fn backward_whole(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+                  @builtin(local_invocation_index) lane: u32) {
+    let at = place(group.y * groups.x + group.x, params.s);
+    if !at.inside {
+        return;
+    }
+    var sums_k = no_sums();
+    var sums_v = no_sums();
+    for (var t0 = 0u; t0 < params.t; t0 += COLS) {
+        add_queries(at.b, at.h, 0u, t0, lane, &sums_k, &sums_v);
+        for (var chunk = 0u; chunk < NCH; chunk++) {
+            let sums = of_queries(at.b, at.h, chunk, lane);
+            for (var n = 0u; n < IT * CT; n++) {
+                let t = t0 + lane % NC + n % CT * NC;
+                let within = lane / NC + n / CT * NR;
+                let e = chunk * DC + within;
+                if t < params.t && within < DC && e < DV {
+                    d_q[q_index(at.b, t, at.h) + e] = sums[n / CT][n % CT] * params.slope;
+                }
+            }
+        }
+    }
+    for (var i = 0u; i < RT; i++) {
+        let s = lane / NC + i * NR;
+        for (var n = 0u; n < NCH * JT; n++) {
+            let e = n / JT * DC + lane % NC + n % JT * NC;
+            if s < params.s && e < DV {
+                apart_kv[k_index(at.b, s, at.h) + e] = sums_k[i][n] * params.slope;
+                apart_kv[v_index(at.b, s, at.h) + e] = sums_v[i][n];
+            }
+        }
+    }
+}
+
+// The same where q, k and v are columns of one tensor.
+@compute @workgroup_size(GROUP)
+fn backward_whole_joint(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+                        @builtin(local_invocation_index) lane: u32) {
+    let at = place(group.y * groups.x + group.x, params.s);
+    if !at.inside {
+        return;
+    }
+    var sums_k = no_sums();
+    var sums_v = no_sums();
+    for (var t0 = 0u; t0 < params.t; t0 += COLS) {
+        add_queries(at.b, at.h, 0u, t0, lane, &sums_k, &sums_v);
+        for (var chunk = 0u; chunk < NCH; chunk++) {
+            let sums = of_queries(at.b, at.h, chunk, lane);
+            for (var n = 0u; n < IT * CT; n++) {
+                let t = t0 + lane % NC + n % CT * NC;
+                let within = lane / NC + n / CT * NR;
+                let e = chunk * DC + within;
+                if t < params.t && within < DC && e < DV {
+                    d_kv[q_index(at.b, t, at.h) + e] = sums[n / CT][n % CT] * params.slope;
+                }
+            }
+        }
+    }
+    for (var i = 0u; i < RT; i++) {
+        let s = lane / NC + i * NR;
         for (var n = 0u; n < NCH * JT; n++) {
             let e = n / JT * DC + lane % NC + n % JT * NC;
             if s < params.s && e < DV {

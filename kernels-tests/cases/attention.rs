@@ -178,7 +178,7 @@ fn halves(cases: &mut Vec<Case>) {
     for n in [1, 15, 65] {
         cases.push(half(format!("square causal {n}"), setup(2, n, n, 2, 16), |a| a.causal = true));
     }
-    cases.push(half("decode".into(), setup(3, 1, 100, 4, 16), |a| a.lengths = Some(vec![1, 37, 100])));
+    cases.push(half("decode".into(), setup(3, 1, 300, 4, 16), |a| a.lengths = Some(vec![1, 37, 300])));
     cases.push(half("large scores".into(), setup(2, 19, 23, 2, 16), |a| a.size = 6.0));
     cases.push(half("denormal".into(), setup(2, 9, 13, 1, 32), |a| a.size = 1e-6));
     cases.push(
@@ -218,6 +218,10 @@ pub fn cases() -> Vec<Case> {
             let mut a = setup(4, 35, 37, 2, 12);
             change(&mut a);
             cases.push(a.case("all, several tiles"));
+            // So few keys that a workgroup can have them all, and give every gradient.
+            a = setup(4, 35, 13, 2, 12);
+            change(&mut a);
+            cases.push(a.case("all, few keys"));
         }
     }
     // Head widths, with lengths around the tiles; those that leave lanes or columns free with few rows.
@@ -256,6 +260,13 @@ pub fn cases() -> Vec<Case> {
         .values_only(),
     );
     halves(&mut cases);
+    // Enough pairs for one workgroup each.
+    for (head, n) in [(20, 13), (5, 32), (64, 32)] {
+        let mut a = setup(8, n, n, 4, head);
+        a.causal = true;
+        a.lengths = Some((0..8).map(|row| (row * 5) % (n as u32 + 1)).collect());
+        cases.push(a.case(format!("few keys, {n} of {head}")));
+    }
     // Many (batch, head) pairs, and one row each.
     cases.push(setup(64, 3, 5, 8, 16).case("many heads"));
     cases.push(setup(1, 1, 2, 1, 1).case("smallest"));

@@ -14,7 +14,7 @@ use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Access, Dispatch, Kernel, Slice};
 use crate::rng::Rng;
 use crate::{Error, Result, Tensor64, TensorType};
-use lower::{Lowered, R, W};
+use lower::{Entries, Lowered, R, Tiled, W};
 use reader::Reader;
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -398,16 +398,32 @@ impl Op for Forward {
         let dummy = q;
         let lengths = x.at.lengths.map_or(dummy, |i| l.input(i).into());
         let seed = x.at.seed.map_or(dummy, |i| l.input(i).into());
-        let (entries, bindings) = (["forward", "forward_lanes"], [R, R, R, R, R, R, W, W]);
-        let (kernel, rows) = x.tiled(l, "forward", entries, &bindings, x.n.t, x.n.s)?;
-        let groups = l.groups_1d(x.n.batch * x.n.heads * x.n.t.div_ceil(rows))?;
+        let (n, bindings) = (&x.n, [R, R, R, R, R, R, W, W]);
+        let entries = Entries { tiled: "forward", lanes: "forward_lanes", parts: "forward_part" };
+        let Tiled { kernel, rows, parts } = x.tiled(l, "forward", entries, &bindings, n.t, n.s)?;
+        let (lines, params) = (n.batch * n.heads * n.t, x.params_of_parts(parts));
+        let (out, lse): (Slice, Slice) = (l.output(0).into(), l.output(1).into());
+        // What each range of keys has found of each row.
+        let [sums, found] = match parts.0 {
+            1 => [out, lse],
+            count => [count * lines * n.head, count * lines * 2].map(|elements| l.scratch(elements).into()),
+        };
         l.push(Dispatch {
             kernel,
-            operands: vec![q, k, v, x.extra, lengths, seed, l.output(0).into(), l.output(1).into()],
-            params: x.params(),
-            groups,
+            operands: vec![q, k, v, x.extra, lengths, seed, sums, found],
+            params: params.clone(),
+            groups: l.groups_1d(n.batch * n.heads * n.t.div_ceil(rows) * parts.0)?,
             flops: x.flops(2),
         });
+        if parts.0 > 1 {
+            l.push(Dispatch {
+                kernel: x.kernel("merge", &[R, R, W, W]),
+                operands: vec![sums, found, out, lse],
+                params,
+                groups: l.groups_1d((lines * n.head).div_ceil(64))?,
+                flops: 0,
+            });
+        }
         Ok(())
     }
 }
@@ -579,23 +595,34 @@ impl Op for Backward {
             l.push(Dispatch { kernel, operands, params, groups, flops: x.flops(products) });
             Ok::<(), Error>(())
         };
-        let one = [R, R, R, R, R, R, W];
+        let (one, two) = ([R, R, R, R, R, R, W], [R, R, R, R, R, R, W, W]);
         let pairs = n.batch * n.heads;
-        if l.output_used(0) {
-            let entries = ["backward_q", "backward_q_lanes"];
-            let (kernel, rows) = x.tiled(l, "backward_q", entries, &one, n.t, n.s)?;
-            push(l, kernel, &[0], pairs * n.t.div_ceil(rows), 2)?;
-        }
-        let joint = ["backward_kv_joint", "backward_kv_joint_lanes"];
-        let (written, entries, bindings): (&[usize], _, &[Access]) = match self.0.kind {
-            Kind::Separate => (&[1, 2], ["backward_kv", "backward_kv_lanes"], &[R, R, R, R, R, R, W, W]),
-            Kind::Kv => (&[1], joint, &one),
-            Kind::Qkv => (&[0], joint, &one),
+        let joint = "backward_kv_joint_lanes";
+        let (all, written, entries): (Option<(&str, &[Access], &[usize])>, &[usize], _) = match self.0.kind {
+            Kind::Separate => (None, &[1, 2], ("backward_kv", "backward_kv_lanes")),
+            Kind::Kv => (Some(("backward_whole", &two, &[0, 1])), &[1], ("backward_kv_joint", joint)),
+            Kind::Qkv => (Some(("backward_whole_joint", &one, &[0])), &[0], ("backward_kv_joint", joint)),
             Kind::Cached => return Err(no_gradient()),
         };
-        if written.iter().any(|&i| l.output_used(i)) {
-            let (kernel, rows) = x.tiled(l, "backward_kv", entries, bindings, n.s, n.t)?;
-            push(l, kernel, written, pairs * n.s.div_ceil(rows), 3)?;
+        let whole = match all.filter(|(_, _, all)| all.iter().all(|&i| l.output_used(i))) {
+            Some((entry, bindings, all)) => x.whole(l, entry, bindings)?.map(|kernel| (kernel, all)),
+            None => None,
+        };
+        match whole {
+            Some((kernel, all)) => push(l, kernel, all, pairs, 5)?,
+            None => {
+                if l.output_used(0) {
+                    let entries = Entries { tiled: "backward_q", lanes: "backward_q_lanes", parts: "" };
+                    let of = x.tiled(l, "backward_q", entries, &one, n.t, n.s)?;
+                    push(l, of.kernel, &[0], pairs * n.t.div_ceil(of.rows), 2)?;
+                }
+                if written.iter().any(|&i| l.output_used(i)) {
+                    let entries = Entries { tiled: entries.0, lanes: entries.1, parts: "" };
+                    let bindings: &[Access] = if written.len() == 2 { &two } else { &one };
+                    let of = x.tiled(l, "backward_kv", entries, bindings, n.s, n.t)?;
+                    push(l, of.kernel, written, pairs * n.s.div_ceil(of.rows), 3)?;
+                }
+            }
         }
         if self.0.bias && l.output_used(operands) {
             let kernel = x.kernel("backward_bias", &one);

@@ -8,7 +8,7 @@ mod print;
 use crate::graph::{Derived, Graph, Layout, Lowering, Role, Uses, ValueId};
 use crate::kernel::{Access, Kernel, Operand};
 use crate::profile::DeviceProfile;
-use crate::tuning::{Choice, Query, Variant};
+use crate::tuning::{Choice, Query, Sizes, Variant};
 use crate::{Error, HostTensor, Result, TensorType};
 use liveness::Lifetime;
 use std::collections::HashMap;
@@ -392,7 +392,8 @@ impl Planner<'_> {
             let node = &self.graph.nodes()[l.node];
             let first = plan.steps.len();
             for (i, &(from, query, variant)) in l.choices.iter().enumerate() {
-                let to = l.choices.get(i + 1).map_or(l.dispatches.len(), |next| next.0);
+                let next = l.choices.get(i + 1).filter(|_| variant.sizes != Sizes::Apart);
+                let to = next.map_or(l.dispatches.len(), |next| next.0);
                 plan.choices.push(Choice { node: l.node, query, variant, steps: first + from..first + to });
             }
             for d in &l.dispatches {

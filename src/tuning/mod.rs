@@ -22,8 +22,9 @@ use std::sync::Arc;
 pub enum Family {
     /// Matrix products. Kernels: the forms of the factors, `NN`, `NT`, `TN`, `TT`. Shape: `m`, `n`, `k`, `batch`.
     MatMul,
-    /// Attention. Kernels: `forward`, `backward_q`, `backward_kv`. Shape: `owned` rows (queries, or keys for `backward_kv`),
-    /// `walked` rows (the others), `size` of a head in elements of `unit` floats, `pairs` of batch and head.
+    /// Attention. Kernels: `forward`, `backward` (where one kernel may give all gradients), `backward_q`, `backward_kv`. Shape:
+    /// `owned` rows (queries, or keys for `backward` and `backward_kv`), `walked` rows (the others), `size` of a head in
+    /// elements of `unit` floats, `pairs` of batch and head.
     Attention,
     /// Kernels that reduce over rows, by their ops' names. Shape: `rows`, `size` of a row in elements of `unit` floats.
     Rows,
@@ -55,10 +56,10 @@ impl Family {
     }
 
     /// Its kernels.
-    pub fn kernels(self) -> &'static [&'static str] {
+    pub const fn kernels(self) -> &'static [&'static str] {
         match self {
             Family::MatMul => &["NN", "NT", "TN", "TT"],
-            Family::Attention => &["forward", "backward_q", "backward_kv"],
+            Family::Attention => &["forward", "backward", "backward_q", "backward_kv"],
             Family::Rows => &[
                 "argmax",
                 "cross_entropy",
@@ -168,6 +169,28 @@ impl Lanes {
     }
 }
 
+/// A tile of attention.wgsl: `nr` x `nc` invocations, `rt` rows and `ct` columns each, `dc` of a head at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tile {
+    pub nr: usize,
+    pub nc: usize,
+    pub rt: usize,
+    pub ct: usize,
+    pub dc: usize,
+}
+
+impl Tile {
+    /// The rows that a workgroup owns.
+    pub fn rows(&self) -> usize {
+        self.nr * self.rt
+    }
+
+    /// The rows that it walks over at a time.
+    pub fn columns(&self) -> usize {
+        self.nc * self.ct
+    }
+}
+
 /// The numbers of a variant, from which lowering makes constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sizes {
@@ -177,8 +200,14 @@ pub(crate) enum Sizes {
     Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32, groups: usize },
     /// matmul_vector.wgsl.
     Vector { columns: u32, slices: u32, rows: u32 },
-    /// attention.wgsl: `nr` x `nc` invocations, `rt` rows and `ct` columns each, `dc` of a head at a time.
-    Tiled { nr: usize, nc: usize, rt: usize, ct: usize, dc: usize },
+    /// attention.wgsl.
+    Tiled(Tile),
+    /// The same with the keys in ranges, for so many workgroups.
+    Parts(Tile, usize),
+    /// The same with all keys in one workgroup, which gives every gradient.
+    Whole(Tile),
+    /// Kernels for the gradients of the queries and of the rest, each chosen by itself.
+    Apart,
     /// attention_lanes.wgsl: the rows of a workgroup.
     Lanes { rows: usize },
     /// An invocation a row, so many a workgroup.
@@ -194,6 +223,8 @@ pub(crate) enum Sizes {
 pub struct Variant {
     family: Family,
     name: &'static str,
+    /// Those of the family's kernels that it computes.
+    kernels: &'static [&'static str],
     lanes: Lanes,
     bounds: Bounds,
     /// What an element of a tile takes, relative to the best variant's: chooses where a rule names several.
@@ -232,6 +263,7 @@ impl Variant {
     /// Whether it can compute this on a device.
     pub fn fits(&self, profile: &DeviceProfile, query: &Query) -> bool {
         self.family == query.family
+            && (query.kernel.is_empty() || self.kernels.contains(&query.kernel))
             && self.lanes.allows(profile.subgroup_size())
             && within(&self.bounds, &query.shape)
     }
@@ -242,9 +274,9 @@ impl Variant {
             Sizes::Subgroup { tm, tn, .. } => [tm as usize, 4 * (tn * lanes) as usize],
             Sizes::Tile { tx, ty, rm, rn, .. } => [(ty * rm) as usize, 4 * (tx * rn) as usize],
             Sizes::Vector { columns, rows, .. } => [rows as usize, 4 * columns as usize],
-            Sizes::Tiled { nr, rt, .. } => [nr * rt, 1],
+            Sizes::Tiled(tile) | Sizes::Parts(tile, _) | Sizes::Whole(tile) => [tile.rows(), 1],
             Sizes::Lanes { rows } => [rows, 1],
-            Sizes::Invocation(_) | Sizes::OneSubgroup | Sizes::Workgroup(_) => [1, 1],
+            Sizes::Apart | Sizes::Invocation(_) | Sizes::OneSubgroup | Sizes::Workgroup(_) => [1, 1],
         }
     }
 
@@ -362,7 +394,8 @@ pub struct Choice {
     pub query: Query,
     /// The variant.
     pub variant: &'static Variant,
-    /// Its steps, those that prepare and finish it included: indices into [`Plan::steps`](crate::plan::Plan::steps).
+    /// Its steps, those that prepare and finish it included, and of `apart` those of the kernels in its place: indices into
+    /// [`Plan::steps`](crate::plan::Plan::steps).
     pub steps: Range<usize>,
 }
 
@@ -449,7 +482,7 @@ mod tests {
                             for unit in [1, 4] {
                                 let shape = match family {
                                     Family::MatMul => [a, b, 64, unit, 1],
-                                    Family::Attention => [a, 9, b, unit, 2],
+                                    Family::Attention => [a, 9 * b, b, unit, 2 * a],
                                     Family::Rows => [a, b, unit, 1, 1],
                                 };
                                 let query = Query { family, kernel, shape };
@@ -467,6 +500,8 @@ mod tests {
     fn the_shipped_rules_choose_by_device_and_shape() {
         let product = |m, n, k| Query::new(Family::MatMul, "NN", &[m, n, k, 1]);
         let attention = |owned, head| Query::new(Family::Attention, "forward", &[owned, 9, head, 4, 2]);
+        let decode = |keys, pairs| Query::new(Family::Attention, "forward", &[1, keys, 16, 4, pairs]);
+        let backward = |keys, pairs| Query::new(Family::Attention, "backward", &[keys, 64, 16, 4, pairs]);
         let rows = |rows, size| Query::new(Family::Rows, "softmax", &[rows, size, 4]);
         let (avx, none, gpu) = (software(Some(8)), software(None), DeviceProfile::portable());
         for (profile, query, want) in [
@@ -486,6 +521,14 @@ mod tests {
             (&gpu, attention(300, 4), "tiled 64x16x4"),
             (&gpu, attention(9, 8), "tiled 16x32x8"),
             (&gpu, attention(300, 64), "tiled 16x16x16"),
+            (&gpu, decode(1000, 8), "split 4x32x16"),
+            (&gpu, decode(1000, 1000), "tiled 8x16x16"),
+            (&gpu, decode(100, 8), "tiled 8x16x16"),
+            (&gpu, backward(16, 64), "whole 16x32x8"),
+            (&gpu, backward(17, 64), "whole 32x32x8"),
+            (&gpu, backward(33, 64), "apart"),
+            (&gpu, backward(16, 8), "apart"),
+            (&avx, backward(16, 64), "apart"),
             (&avx, rows(100, 16), "invocation"),
             (&avx, rows(100, 17), "subgroup"),
             (&none, rows(100, 17), "invocation 8"),

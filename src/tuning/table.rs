@@ -1,6 +1,6 @@
 //! The variants that there are, and the rules that are shipped.
 
-use super::{ALL, Bounds, DIMS, Family, Lanes, Rule, Sizes, Variant};
+use super::{ALL, Bounds, DIMS, Family, Lanes, Rule, Sizes, Tile, Variant};
 use crate::profile::DeviceClass;
 
 // Places in a shape: of a product,
@@ -9,6 +9,7 @@ pub(super) const N: usize = 1;
 pub(super) const BATCH: usize = 3;
 // of an attention,
 pub(super) const OWNED: usize = 0;
+const WALKED: usize = 1;
 const HEAD: usize = 2;
 const HEAD_UNIT: usize = 3;
 pub(super) const PAIRS: usize = 4;
@@ -48,18 +49,12 @@ const MANY: usize = 64;
 
 /// The kernel moves its last tile up to end at the last row, so a tile has no more rows than the product.
 const fn subgroup(name: &'static str, tm: u32, tn: u32, groups: usize, cost: f64) -> Variant {
-    Variant {
-        family: Family::MatMul,
-        name,
-        lanes: NARROW,
-        bounds: at_least(M, tm as usize),
-        cost,
-        sizes: Sizes::Subgroup { tm, tn, groups },
-    }
+    let sizes = Sizes::Subgroup { tm, tn, groups };
+    Variant { lanes: NARROW, bounds: at_least(M, tm as usize), cost, ..anywhere(Family::MatMul, name, sizes) }
 }
 
 const fn anywhere(family: Family, name: &'static str, sizes: Sizes) -> Variant {
-    Variant { family, name, lanes: Lanes::Any, bounds: ALL, cost: 1.0, sizes }
+    Variant { family, name, kernels: family.kernels(), lanes: Lanes::Any, bounds: ALL, cost: 1.0, sizes }
 }
 
 const fn tile(name: &'static str, [tx, ty, rm, rn, slab]: [u32; 5], groups: usize) -> Variant {
@@ -71,20 +66,38 @@ const fn vector(name: &'static str, rows: u32, cost: f64) -> Variant {
     Variant { cost, ..anywhere(Family::MatMul, name, Sizes::Vector { columns: 16, slices: 8, rows }) }
 }
 
-const fn tiled(name: &'static str, [nr, nc, rt, ct, dc]: [usize; 5]) -> Variant {
-    anywhere(Family::Attention, name, Sizes::Tiled { nr, nc, rt, ct, dc })
+/// Those that walk over the other rows block by block.
+const BY_BLOCKS: &[&str] = &["forward", "backward_q", "backward_kv"];
+
+const fn sizes([nr, nc, rt, ct, dc]: [usize; 5]) -> Tile {
+    Tile { nr, nc, rt, ct, dc }
+}
+
+const fn tiled(name: &'static str, tile: [usize; 5]) -> Variant {
+    Variant { kernels: BY_BLOCKS, ..anywhere(Family::Attention, name, Sizes::Tiled(sizes(tile))) }
+}
+
+const fn split(name: &'static str, tile: [usize; 5]) -> Variant {
+    let sizes = Sizes::Parts(sizes(tile), 4 * MANY);
+    Variant { kernels: &["forward"], ..anywhere(Family::Attention, name, sizes) }
+}
+
+/// One workgroup has all keys; its sums are of two tensors, so heads are narrow.
+const fn whole(name: &'static str, tile: [usize; 5]) -> Variant {
+    let tile = sizes(tile);
+    let bounds = bounds(&[(OWNED, 0, tile.nr * tile.rt), (HEAD, 0, 32)]);
+    Variant { kernels: &["backward"], bounds, ..anywhere(Family::Attention, name, Sizes::Whole(tile)) }
 }
 
 /// More rows serve more multiply-adds with a load, but cost compile time, which grows with rows times chunks of a head: so
 /// heads have `most` elements.
 const fn lanes(name: &'static str, rows: usize, most: usize, cost: f64) -> Variant {
     Variant {
-        family: Family::Attention,
-        name,
+        kernels: BY_BLOCKS,
         lanes: Lanes::Of(&[8]),
         bounds: bounds(&[(HEAD_UNIT, 4, 4), (HEAD, 0, most)]),
         cost,
-        sizes: Sizes::Lanes { rows },
+        ..anywhere(Family::Attention, name, Sizes::Lanes { rows })
     }
 }
 
@@ -138,6 +151,11 @@ pub(super) static VARIANTS: &[Variant] = &[
     tiled("tiled 32x16x16", [8, 8, 4, 2, 16]),
     tiled("tiled 16x16x16", [8, 8, 2, 2, 16]),
     tiled("tiled 8x16x16", [8, 8, 1, 2, 16]),
+    split("split 8x32x8", [8, 8, 1, 4, 8]),
+    split("split 4x32x16", [4, 16, 1, 2, 16]),
+    whole("whole 32x32x8", [8, 8, 4, 4, 8]),
+    whole("whole 16x32x8", [8, 8, 2, 4, 8]),
+    Variant { kernels: &["backward"], ..anywhere(Family::Attention, "apart", Sizes::Apart) },
     lanes("lanes 32", 32, 16, 1.0),
     lanes("lanes 24", 24, 16, 1.05),
     lanes("lanes 16", 16, 32, 1.15),
@@ -157,6 +175,10 @@ pub(super) static VARIANTS: &[Variant] = &[
 /// Of a family, on every device and for every shape.
 const fn rule(family: Family, variants: &'static [&'static str]) -> Rule {
     Rule { family, kernel: "", class: None, lanes: Lanes::Any, bounds: ALL, groups: 0, variants }
+}
+
+const fn of_attention(kernel: &'static str, variants: &'static [&'static str]) -> Rule {
+    Rule { kernel, ..rule(Family::Attention, variants) }
 }
 
 /// On software adapters with these sub-groups.
@@ -195,7 +217,18 @@ pub(super) static RULES: &[Rule] = &[
     Rule { groups: 128, ..rule(Family::MatMul, &["tile 128x128"]) },
     Rule { groups: 64, ..rule(Family::MatMul, &["tile 64x64"]) },
     rule(Family::MatMul, &["tile 32x32"]),
-    cpu(Family::Attention, Lanes::Of(&[8]), &["lanes 32", "lanes 24", "lanes 16", "lanes 8"]),
+    cpu(Family::Attention, Lanes::Of(&[8]), &["lanes 32", "lanes 24", "lanes 16", "lanes 8", "apart"]),
+    // Too few workgroups to leave out a second one for each pair of batch and head.
+    Rule {
+        bounds: at_least(PAIRS, 32),
+        ..of_attention("backward", &["whole 16x32x8", "whole 32x32x8"])
+    },
+    of_attention("backward", &["apart"]),
+    // Few queries, as in decoding: without ranges of keys there are hardly more workgroups than pairs.
+    Rule {
+        bounds: bounds(&[(OWNED, 0, 8), (WALKED, 256, usize::MAX), (PAIRS, 0, 128)]),
+        ..of_attention("forward", &["split 4x32x16", "split 8x32x8"])
+    },
     // Few rows for short sequences, and where the sums of wide heads would not fit in registers.
     Rule { bounds: bounds(&[(HEAD, 0, 4), (OWNED, 0, 16)]), ..rule(Family::Attention, &["tiled 16x16x4"]) },
     Rule { bounds: bounds(&[(HEAD, 0, 4), (OWNED, 0, 32)]), ..rule(Family::Attention, &["tiled 32x16x4"]) },

@@ -6,7 +6,7 @@ use super::{Optional, Sizes, Spec};
 use crate::graph::Lowering;
 use crate::kernel::{Access, Const, Dispatch, Kernel, Operand, Requires, Slice, parts};
 use crate::ops::random::Dropout;
-use crate::tuning::{Family, Query, Sizes as Shares};
+use crate::tuning::{Family, Query, Sizes as Shares, Tile};
 use crate::{DType, Error, Result, TensorType};
 
 pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/attention.wgsl");
@@ -15,8 +15,20 @@ pub(in crate::ops) const SOURCE_LANES: &str = include_str!("../../../shaders/att
 pub(in crate::ops) const ENTRIES_LANES: &[&str] =
     &["forward_lanes", "backward_q_lanes", "backward_kv_lanes", "backward_kv_joint_lanes"];
 /// The entry points of `shaders/attention.wgsl`.
-pub(in crate::ops) const ENTRIES: &[&str] =
-    &["forward", "plot", "stats", "backward_q", "backward_kv", "backward_kv_joint", "backward_bias", "join"];
+pub(in crate::ops) const ENTRIES: &[&str] = &[
+    "forward",
+    "forward_part",
+    "merge",
+    "plot",
+    "stats",
+    "backward_q",
+    "backward_kv",
+    "backward_kv_joint",
+    "backward_whole",
+    "backward_whole_joint",
+    "backward_bias",
+    "join",
+];
 
 pub(super) const R: Access = Access::Read;
 pub(super) const W: Access = Access::Write;
@@ -43,30 +55,33 @@ params! {
         site: u32,
         future: u32,
         limited: u32,
+        parts: u32,
+        span: u32,
     }
 }
 
-/// The tile of a workgroup; see the shader.
-#[derive(Clone, Copy, Debug)]
-struct Tile {
-    nr: usize,
-    nc: usize,
-    rt: usize,
-    ct: usize,
-    dc: usize,
+/// The workgroup memory of a tile; `maxima` says whether the kernel finds the maximum of each row, as forward does.
+fn bytes(tile: &Tile, elem: usize, maxima: bool) -> usize {
+    let (rows, columns) = (tile.rows(), tile.columns());
+    let maxima = if maxima { rows * tile.nc } else { 0 };
+    4 * (elem * (rows + columns) * (tile.dc + 1) + rows * (columns + 1) + maxima)
 }
 
-impl Tile {
-    fn rows(&self) -> usize {
-        self.nr * self.rt
-    }
+/// A kernel of tiles.
+pub(super) struct Tiled {
+    pub kernel: Kernel,
+    /// The rows that a workgroup owns.
+    pub rows: usize,
+    /// The ranges of the rows that are walked over, and the length of each: the workgroups of a block of rows.
+    pub parts: (usize, usize),
+}
 
-    /// Of workgroup memory; `maxima` says whether the kernel finds the maximum of each row, as forward does.
-    fn bytes(&self, elem: usize, maxima: bool) -> usize {
-        let (rows, cols) = (self.rows(), self.nc * self.ct);
-        let maxima = if maxima { rows * self.nc } else { 0 };
-        4 * (elem * (rows + cols) * (self.dc + 1) + rows * (cols + 1) + maxima)
-    }
+/// The entry points for one purpose.
+pub(super) struct Entries {
+    pub tiled: &'static str,
+    pub lanes: &'static str,
+    /// With the rows that are walked over in ranges.
+    pub parts: &'static str,
 }
 
 /// What the dispatches of a node share.
@@ -128,6 +143,11 @@ impl Lowered {
     }
 
     pub fn params(&self) -> Vec<u8> {
+        self.params_of_parts((1, 0))
+    }
+
+    /// With ranges of keys: how many, and how long each is.
+    pub fn params_of_parts(&self, (parts, span): (usize, usize)) -> Vec<u8> {
         let n = &self.n;
         let width = n.width() / self.elem;
         let [q, k, v] = [0, 1, 2].map(|i| {
@@ -157,6 +177,8 @@ impl Lowered {
             site: dropout.map_or(0, |d| d.site),
             future: if self.spec.settings.causal { 0 } else { u32::MAX },
             limited: u32::from(self.spec.lengths),
+            parts: parts as u32,
+            span: span as u32,
         };
         params.bytes()
     }
@@ -168,43 +190,71 @@ impl Lowered {
         if self.spec.settings.causal { all / 2 } else { all }
     }
 
-    /// The kernel that owns some of `owned` rows in each workgroup and walks over `walked` others, and how many it
-    /// owns. `name`: in the table of variants; `entries`: in `attention.wgsl` and in `attention_lanes.wgsl`.
+    /// What a variant is to compute that owns some of `owned` rows in each workgroup and walks over `walked` others; `name` is
+    /// the kernel's in the table of variants.
+    fn query(&self, name: &'static str, owned: usize, walked: usize) -> Query {
+        let (dv, pairs) = (self.n.head / self.elem, self.n.batch * self.n.heads);
+        Query::new(Family::Attention, name, &[owned, walked, dv, self.elem, pairs])
+    }
+
+    /// The kernel for that.
     pub fn tiled(
         &self,
         l: &mut Lowering,
         name: &'static str,
-        entries: [&'static str; 2],
+        entries: Entries,
         bindings: &[Access],
         owned: usize,
         walked: usize,
-    ) -> Result<(Kernel, usize)> {
-        let dv = self.n.head / self.elem;
-        let pairs = self.n.batch * self.n.heads;
-        let shape = [owned, walked, dv, self.elem, pairs];
-        let variant = l.choose(Query::new(Family::Attention, name, &shape))?;
-        let mut c = self.constants();
+    ) -> Result<Tiled> {
+        let variant = l.choose(self.query(name, owned, walked))?;
         match variant.sizes {
             Shares::Lanes { rows } => {
+                let mut c = self.constants();
                 c.push(("TM", rows));
                 c.push(("KN", if walked > 8 { 2 } else { 1 }));
-                let mut kernel = self.finish(entries[1], bindings, &c);
+                let mut kernel = self.finish(entries.lanes, bindings, &c);
                 kernel.parts.insert(1, SOURCE_LANES.into());
                 kernel.requires.subgroup_size = Some(8);
                 kernel.requires.invocations = 8;
-                Ok((kernel, rows))
+                Ok(Tiled { kernel, rows, parts: (1, walked) })
             }
-            Shares::Tiled { nr, nc, rt, ct, dc } => {
-                let tile = Tile { nr, nc, rt, ct, dc };
-                c.extend([("NR", nr), ("NC", nc), ("RT", rt), ("CT", ct), ("DC", dc)]);
-                c.extend([("JT", dc / nc), ("NCH", dv.div_ceil(dc))]);
-                let mut kernel = self.finish(entries[0], bindings, &c);
-                kernel.requires.invocations = (nr * nc) as u32;
-                kernel.requires.workgroup_bytes = tile.bytes(self.elem, entries[0] == "forward") as u32;
-                Ok((kernel, tile.rows()))
+            Shares::Tiled(tile) => {
+                let kernel = self.of_tile(entries.tiled, bindings, &tile);
+                Ok(Tiled { kernel, rows: tile.rows(), parts: (1, walked) })
             }
-            other => Err(Error::Internal(format!("attention: {other:?} is no variant of it"))),
+            Shares::Parts(tile, wanted) => {
+                let groups = owned.div_ceil(tile.rows()) * self.n.batch * self.n.heads;
+                let most = walked.div_ceil(tile.columns());
+                let span = walked.div_ceil((wanted / groups).clamp(1, most)).next_multiple_of(tile.columns());
+                let parts = (walked.div_ceil(span), span);
+                let entry = if parts.0 > 1 { entries.parts } else { entries.tiled };
+                Ok(Tiled { kernel: self.of_tile(entry, bindings, &tile), rows: tile.rows(), parts })
+            }
+            other => Err(Error::Internal(format!("attention: {other:?} is no variant of {name}"))),
         }
+    }
+
+    /// The kernel that gives every gradient in one workgroup for each pair of batch and head; `None` where kernels for the
+    /// queries and for the keys are to be chosen.
+    pub fn whole(&self, l: &mut Lowering, entry: &'static str, bindings: &[Access]) -> Result<Option<Kernel>> {
+        let variant = l.choose(self.query("backward", self.n.s, self.n.t))?;
+        match variant.sizes {
+            Shares::Whole(tile) => Ok(Some(self.of_tile(entry, bindings, &tile))),
+            Shares::Apart => Ok(None),
+            other => Err(Error::Internal(format!("attention: {other:?} is no variant of backward"))),
+        }
+    }
+
+    fn of_tile(&self, entry: &'static str, bindings: &[Access], tile: &Tile) -> Kernel {
+        let Tile { nr, nc, rt, ct, dc } = *tile;
+        let mut c = self.constants();
+        c.extend([("NR", nr), ("NC", nc), ("RT", rt), ("CT", ct), ("DC", dc), ("JT", dc / nc)]);
+        c.extend([("IT", dc.div_ceil(nr)), ("NCH", (self.n.head / self.elem).div_ceil(dc))]);
+        let mut kernel = self.finish(entry, bindings, &c);
+        kernel.requires.invocations = (nr * nc) as u32;
+        kernel.requires.workgroup_bytes = bytes(tile, self.elem, entry.starts_with("forward")) as u32;
+        kernel
     }
 
     /// A kernel without tiles.
@@ -236,7 +286,7 @@ impl Lowered {
 
 /// All constants of the shader: every entry point needs them to be there, though not to have any meaning.
 fn constants(numbers: &[(&'static str, usize)]) -> Vec<(&'static str, Const)> {
-    let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "NCH"];
+    let names = ["DV", "NR", "NC", "RT", "CT", "DC", "JT", "IT", "NCH"];
     let flags = ["MASK", "BIAS", "DROPOUT", "FOUR"];
     let unused = names.iter().filter(|name| !numbers.iter().any(|(n, _)| n == *name));
     let mut constants: Vec<(&'static str, Const)> = unused.map(|name| (*name, Const::U32(1))).collect();
@@ -265,8 +315,10 @@ mod tests {
     #[test]
     fn tiles_fit() {
         for variant in Family::Attention.variants() {
-            let Shares::Tiled { nr, nc, rt, ct, dc } = variant.sizes else { continue };
-            let bytes = Tile { nr, nc, rt, ct, dc }.bytes(4, true);
+            let (Shares::Tiled(tile) | Shares::Parts(tile, _) | Shares::Whole(tile)) = variant.sizes else {
+                continue;
+            };
+            let bytes = bytes(&tile, 4, true);
             assert!(bytes <= 16384, "{}: {bytes}", variant.name());
         }
     }
