@@ -4,6 +4,7 @@
 use crate::cases;
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use wgformer::gpu::Gpu;
 use wgformer::kernel::Kernel;
 use wgformer::testing::{Case, Runner, Shader};
@@ -295,27 +296,30 @@ const MUTATIONS: &[Mutation] = &[
     ),
 ];
 
-/// Runs the cases on each mutation in turn. An error where one is not noticed, or does not apply any more.
-pub fn run(gpu: Gpu, seed: u64, filter: &[String]) -> Result<(), String> {
-    println!("adapter: {}", gpu.description());
+/// Runs the cases on each mutation, as many at a time as there are devices. An error where one is not noticed, or does not
+/// apply any more.
+pub fn run(devices: &[Gpu], seed: u64, filter: &[String]) -> Result<(), String> {
+    devices.first().iter().for_each(|gpu| println!("adapter: {}", gpu.description()));
     let all = cases::all();
-    let (mut caught, mut failed) = (0, 0);
-    for m in MUTATIONS {
-        let name = format!("{} {}", m.file, m.what);
-        if !filter.iter().all(|f| name.contains(f.as_str())) {
-            continue;
+    let chosen = MUTATIONS.iter().map(|m| (format!("{} {}", m.file, m.what), m));
+    let chosen: Vec<_> =
+        chosen.filter(|(name, _)| filter.iter().all(|f| name.contains(f.as_str()))).collect();
+    let (next, caught, failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for gpu in devices {
+            scope.spawn(|| {
+                while let Some((name, m)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (count, line) = match m.caught(gpu, seed, &all) {
+                        Ok(by) => (&caught, format!("caught   {name}\n         {by}")),
+                        Err(problem) => (&failed, format!("FAILED   {name}: {problem}")),
+                    };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    println!("{line}");
+                }
+            });
         }
-        match m.caught(&gpu, seed, &all) {
-            Ok(by) => {
-                caught += 1;
-                println!("caught   {name}\n         {by}");
-            }
-            Err(problem) => {
-                failed += 1;
-                println!("FAILED   {name}: {problem}");
-            }
-        }
-    }
+    });
+    let (caught, failed) = (caught.into_inner(), failed.into_inner());
     println!("{caught} of {} mutations caught", caught + failed);
     match (caught, failed) {
         (0, 0) => Err("no mutation matches the filter".to_string()),

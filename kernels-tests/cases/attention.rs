@@ -225,9 +225,11 @@ pub fn cases() -> Vec<Case> {
         }
     }
     // Head widths, with lengths around the tiles; those that leave lanes or columns free with few rows.
-    for head in [32, 64, 67, 255, 256] {
+    for head in [32, 64, 67, 256] {
         cases.push(setup(2, 35, 37, 1, head).case(format!("head {head}")));
     }
+    // The most chunks of scalars: as long to compile as all others together.
+    cases.push(setup(2, 35, 37, 1, 255).case("head 255").values_only());
     for head in [1, 4, 20] {
         cases.push(setup(2, 7, 13, 1, head).case(format!("head {head}")));
     }
@@ -261,7 +263,7 @@ pub fn cases() -> Vec<Case> {
     );
     halves(&mut cases);
     // Enough pairs for one workgroup each.
-    for (head, n) in [(20, 13), (5, 32), (64, 32)] {
+    for (head, n) in [(20, 13), (13, 32)] {
         let mut a = setup(8, n, n, 4, head);
         a.causal = true;
         a.lengths = Some((0..8).map(|row| (row * 5) % (n as u32 + 1)).collect());

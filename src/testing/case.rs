@@ -25,6 +25,8 @@ pub struct Build {
     rng: Rng,
     given: Vec<(ValueId, Tensor64)>,
     wrt: Vec<ValueId>,
+    /// Whether values are wanted, or the graph alone: drawing them is most of the work.
+    values: bool,
 }
 
 impl Build {
@@ -36,15 +38,25 @@ impl Build {
     /// An input of normally distributed values times `scale`, differentiated by.
     pub fn normal(&mut self, name: &str, shape: impl Into<Shape>, scale: f64) -> ValueId {
         let shape = shape.into();
-        let data: Vec<f32> = (0..shape.elements()).map(|_| (self.rng.normal() * scale) as f32).collect();
+        let data: Vec<f32> = (0..shape.elements()).map(|_| (self.draw() * scale) as f32).collect();
         self.differentiable(name, HostTensor::f32(shape, data))
     }
 
     /// An input of 16-bit floats: those nearest to normally distributed values times `scale`. Never differentiated by.
     pub fn half(&mut self, name: &str, shape: impl Into<Shape>, scale: f64) -> ValueId {
         let shape = shape.into();
-        let data = (0..shape.elements()).map(|_| f16::from_f64(self.rng.normal() * scale)).collect();
+        let data = (0..shape.elements()).map(|_| f16::from_f64(self.draw() * scale)).collect();
         self.fixed(name, HostTensor::f16(shape, data))
+    }
+
+    fn draw(&mut self) -> f64 {
+        if self.values { self.rng.normal() } else { 0.0 }
+    }
+
+    fn give(&mut self, id: ValueId, value: &HostTensor) {
+        if self.values {
+            self.given.push((id, value.to_f64()));
+        }
     }
 
     /// An input of these values, differentiated by.
@@ -57,7 +69,7 @@ impl Build {
     /// An input of these values, not differentiated by.
     pub fn fixed(&mut self, name: &str, value: HostTensor) -> ValueId {
         let id = self.graph.input(name, value.ty());
-        self.given.push((id, value.to_f64()));
+        self.give(id, &value);
         id
     }
 
@@ -76,7 +88,7 @@ impl Build {
     /// A state with these values before the run.
     pub fn state(&mut self, name: &str, value: HostTensor) -> ValueId {
         let id = self.graph.state(name, value.ty());
-        self.given.push((id, value.to_f64()));
+        self.give(id, &value);
         id
     }
 }
@@ -133,8 +145,12 @@ impl Case {
 
     /// Builds the graph, with its backward nodes where it has any.
     fn built(&self, seed: u64) -> Result<Built> {
-        let mut build =
-            Build { graph: Graph::new(), rng: Rng::new(seed), given: Vec::new(), wrt: Vec::new() };
+        self.built_with(seed, true)
+    }
+
+    fn built_with(&self, seed: u64, values: bool) -> Result<Built> {
+        let (given, wrt) = (Vec::new(), Vec::new());
+        let mut build = Build { graph: Graph::new(), rng: Rng::new(seed), given, wrt, values };
         let outputs = (self.build)(&mut build)?;
         let mut gradients = Vec::new();
         if let Some(o) = self.seeded.iter().find(|&&o| self.gradient && o >= outputs.len()) {
@@ -154,7 +170,7 @@ impl Case {
     /// # Errors
     /// When the case's graph is wrong.
     pub fn graph(&self, seed: u64) -> Result<(Graph, Vec<ValueId>)> {
-        let built = self.built(seed)?;
+        let built = self.built_with(seed, false)?;
         Ok((built.build.graph, built.fetched))
     }
 
@@ -384,7 +400,7 @@ impl Case {
                 let ones = vec![1.0; shape.elements()];
                 build.graph.constant(format!("one {o}"), HostTensor::f32(shape, ones))
             } else {
-                let data = (0..shape.elements()).map(|_| build.rng.normal() as f32).collect();
+                let data = (0..shape.elements()).map(|_| build.draw() as f32).collect();
                 build.fixed(&format!("d_out {o}"), HostTensor::f32(shape, data))
             };
             seeds.push((output, seed));
@@ -503,7 +519,7 @@ fn same(a: &Plan, b: &Plan) -> bool {
 /// On software adapters, where compilation is most of a test's time and runtime checks treble it, one case in so many runs
 /// with them, and kernels that are chosen for other devices run there with poison and in another order. So does each case
 /// that has a kernel which no case before had. Where little time is to be spent, only such cases run other devices' kernels.
-const THOROUGH: u64 = 4;
+const THOROUGH: u64 = 8;
 
 /// What running a case's kernels gave.
 #[derive(Clone, Debug, Default)]
@@ -554,14 +570,7 @@ pub struct Runner {
 impl Runner {
     /// A runner on a device.
     pub fn new(gpu: Gpu, seed: u64) -> Runner {
-        Runner {
-            gpu,
-            seed,
-            change: None,
-            brief: false,
-            known: Arc::default(),
-            instrumented: Arc::default(),
-        }
+        Runner { gpu, seed, change: None, brief: false, known: Arc::default(), instrumented: Arc::default() }
     }
 
     /// A runner on another device that does a part of the same work: what one of them did first, the other need not.

@@ -219,10 +219,7 @@ pub(super) static RULES: &[Rule] = &[
     rule(Family::MatMul, &["tile 32x32"]),
     cpu(Family::Attention, Lanes::Of(&[8]), &["lanes 32", "lanes 24", "lanes 16", "lanes 8", "apart"]),
     // Too few workgroups to leave out a second one for each pair of batch and head.
-    Rule {
-        bounds: at_least(PAIRS, 32),
-        ..of_attention("backward", &["whole 16x32x8", "whole 32x32x8"])
-    },
+    Rule { bounds: at_least(PAIRS, 32), ..of_attention("backward", &["whole 16x32x8", "whole 32x32x8"]) },
     of_attention("backward", &["apart"]),
     // Few queries, as in decoding: without ranges of keys there are hardly more workgroups than pairs.
     Rule {

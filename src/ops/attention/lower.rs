@@ -237,7 +237,12 @@ impl Lowered {
 
     /// The kernel that gives every gradient in one workgroup for each pair of batch and head; `None` where kernels for the
     /// queries and for the keys are to be chosen.
-    pub fn whole(&self, l: &mut Lowering, entry: &'static str, bindings: &[Access]) -> Result<Option<Kernel>> {
+    pub fn whole(
+        &self,
+        l: &mut Lowering,
+        entry: &'static str,
+        bindings: &[Access],
+    ) -> Result<Option<Kernel>> {
         let variant = l.choose(self.query("backward", self.n.s, self.n.t))?;
         match variant.sizes {
             Shares::Whole(tile) => Ok(Some(self.of_tile(entry, bindings, &tile))),
