@@ -129,7 +129,7 @@ pub fn tests() -> Vec<Test> {
         }
     }
     all.push(test("step", "the preset small, node by node".to_string(), |runner| {
-        let shape = BatchShape { rows: 3, source_len: 17, target_len: 14 };
+        let shape = BatchShape { rows: 2, source_len: 17, target_len: 9 };
         follow(runner, &Step::new(&small()?, shape, 1 << 20, false)?, runner.gpu.profile())
     }));
     all
@@ -453,7 +453,9 @@ fn copying(on: &Runner) -> Result<Vec<String>> {
     let config = TransformerConfig {
         dropout: 0.0,
         attention_dropout: 0.0,
+        width: 16,
         heads: 2,
+        feed_forward: 16,
         positions: Positions::Learned,
         encoder_layers: 1,
         decoder_layers: 1,
@@ -461,7 +463,7 @@ fn copying(on: &Runner) -> Result<Vec<String>> {
     };
     let settings = TrainerSettings {
         seed: 7,
-        schedule: Schedule { decay: Decay::Cosine, rate: 1e-2, warmup: 50, steps: STEPS, width: 32 },
+        schedule: Schedule { decay: Decay::Cosine, rate: 2e-2, warmup: 50, steps: STEPS, width: 16 },
         adam: AdamSettings::transformer(),
         clip_norm: Some(1.0),
         objective: Objective::default(),

@@ -157,6 +157,36 @@ const MUTATIONS: &[Mutation] = &[
         ("matmul", "bias true"),
     ),
     once(
+        "ranges of keys put together without their weights",
+        "attention.wgsl",
+        ("sum += weight * merged_sums", "sum += merged_sums"),
+        ("attention", "T 1 S 1025"),
+    ),
+    once(
+        "a range of keys that goes on into the next",
+        "attention.wgsl",
+        ("min(last_key(limit, at.first), first + params.span)", "last_key(limit, at.first)"),
+        ("attention", "T 1 S 1025"),
+    ),
+    once(
+        "a dropped barrier before keys are staged over what others still read",
+        "attention.wgsl",
+        (
+            "    workgroupBarrier();\n    stage_a(OF_K, b, h, 0u, chunk, lane);\n    workgroupBarrier();\n",
+            "    stage_a(OF_K, b, h, 0u, chunk, lane);\n",
+        ),
+        ("attention", "few keys"),
+    ),
+    once(
+        "the gradient of queries of the wrong columns",
+        "attention.wgsl",
+        (
+            "sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j * NC] * k;",
+            "sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j] * k;",
+        ),
+        ("attention", "few keys"),
+    ),
+    once(
         "a missing causal mask",
         "attention.wgsl",
         ("|| s > (t | params.future)", ""),

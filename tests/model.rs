@@ -152,7 +152,7 @@ fn trained(change: impl Fn(&mut TrainerSettings)) -> wgformer::Result<(Parameter
     let mut settings = settings(1e-3, 20);
     change(&mut settings);
     let mut trainer = Trainer::new(gpu(), Transformer::new(tiny(12))?, settings)?;
-    for batch in first_batches(&batches(reversals(12, 9, 300, 1), 16), 6) {
+    for batch in first_batches(&batches(reversals(12, 9, 300, 1), 16), 4) {
         trainer.step(&batch)?.wait()?;
     }
     let all = trainer.parameters()?.into_iter().map(|(name, t)| (name, t.bytes().to_vec()));
