@@ -11,7 +11,7 @@ pub(super) use lower::{ENTRIES, ENTRIES_LANES, SOURCE, SOURCE_LANES};
 use super::random::Dropout;
 use super::rounding::{TINY, exp, exp_of, once, size, sum};
 use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
-use crate::kernel::{Access, Dispatch, Kernel, Slice};
+use crate::kernel::{Dispatch, Kernel, Slice};
 use crate::rng::Rng;
 use crate::{Error, Result, Tensor64, TensorType};
 use lower::{Entries, Lowered, R, Tiled, W};
@@ -434,6 +434,9 @@ fn no_gradient() -> Error {
 
 // ---- Backward ----
 
+/// The entry point that gives every gradient, and the outputs that it writes; `None` where they need too many bindings.
+type Whole = Option<(&'static str, &'static [usize])>;
+
 /// Inputs: q, k, v as they are packed, out, lse, d_out, then the optional ones. Outputs: the gradients of q, k, v, packed
 /// as they are, and with a bias its gradient.
 #[derive(Clone, Copy, Debug)]
@@ -595,37 +598,35 @@ impl Op for Backward {
             l.push(Dispatch { kernel, operands, params, groups, flops: x.flops(products) });
             Ok::<(), Error>(())
         };
-        let (one, two) = ([R, R, R, R, R, R, W], [R, R, R, R, R, R, W, W]);
+        let bindings = |written: &[usize]| [&[R; 6][..], &vec![W; written.len()]].concat();
         let pairs = n.batch * n.heads;
-        let joint = "backward_kv_joint_lanes";
-        let (all, written, entries): (Option<(&str, &[Access], &[usize])>, &[usize], _) = match self.0.kind {
-            Kind::Separate => (None, &[1, 2], ("backward_kv", "backward_kv_lanes")),
-            Kind::Kv => (Some(("backward_whole", &two, &[0, 1])), &[1], ("backward_kv_joint", joint)),
-            Kind::Qkv => (Some(("backward_whole_joint", &one, &[0])), &[0], ("backward_kv_joint", joint)),
+        // The kernel for all gradients and the outputs that it writes; those of keys and values and theirs.
+        const KV_JOINT: [&str; 2] = ["backward_kv_joint", "backward_kv_joint_lanes"];
+        let (whole, [tiled, lanes], kv): (Whole, _, &[usize]) = match self.0.kind {
+            Kind::Separate => (None, ["backward_kv", "backward_kv_lanes"], &[1, 2]),
+            Kind::Kv => (Some(("backward_whole", &[0, 1])), KV_JOINT, &[1]),
+            Kind::Qkv => (Some(("backward_whole_joint", &[0])), KV_JOINT, &[0]),
             Kind::Cached => return Err(no_gradient()),
         };
-        let whole = match all.filter(|(_, _, all)| all.iter().all(|&i| l.output_used(i))) {
-            Some((entry, bindings, all)) => x.whole(l, entry, bindings)?.map(|kernel| (kernel, all)),
-            None => None,
-        };
-        match whole {
-            Some((kernel, all)) => push(l, kernel, all, pairs, 5)?,
-            None => {
-                if l.output_used(0) {
-                    let entries = Entries { tiled: "backward_q", lanes: "backward_q_lanes", parts: "" };
-                    let of = x.tiled(l, "backward_q", entries, &one, n.t, n.s)?;
-                    push(l, of.kernel, &[0], pairs * n.t.div_ceil(of.rows), 2)?;
-                }
-                if written.iter().any(|&i| l.output_used(i)) {
-                    let entries = Entries { tiled: entries.0, lanes: entries.1, parts: "" };
-                    let bindings: &[Access] = if written.len() == 2 { &two } else { &one };
-                    let of = x.tiled(l, "backward_kv", entries, bindings, n.s, n.t)?;
-                    push(l, of.kernel, written, pairs * n.s.div_ceil(of.rows), 3)?;
-                }
-            }
+        let mut done = false;
+        if let Some((entry, all)) = whole.filter(|(_, all)| all.iter().all(|&i| l.output_used(i)))
+            && let Some(kernel) = x.whole(l, entry, &bindings(all))?
+        {
+            push(l, kernel, all, pairs, 5)?;
+            done = true;
+        }
+        if !done && l.output_used(0) {
+            let entries = Entries { tiled: "backward_q", lanes: "backward_q_lanes", parts: "" };
+            let of = x.tiled(l, "backward_q", entries, &bindings(&[0]), n.t, n.s)?;
+            push(l, of.kernel, &[0], pairs * n.t.div_ceil(of.rows), 2)?;
+        }
+        if !done && kv.iter().any(|&i| l.output_used(i)) {
+            let entries = Entries { tiled, lanes, parts: "" };
+            let of = x.tiled(l, "backward_kv", entries, &bindings(kv), n.s, n.t)?;
+            push(l, of.kernel, kv, pairs * n.s.div_ceil(of.rows), 3)?;
         }
         if self.0.bias && l.output_used(operands) {
-            let kernel = x.kernel("backward_bias", &one);
+            let kernel = x.kernel("backward_bias", &bindings(&[operands]));
             push(l, kernel, &[operands], (n.heads * n.t * n.s).div_ceil(64), 0)?;
         }
         Ok(())
