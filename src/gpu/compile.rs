@@ -2,13 +2,16 @@
 //!
 //! Most drivers compile when a pipeline is made. Mesa's llvmpipe does at the first dispatch, on the one thread of its
 //! queue; but what one device has compiled, all find in Mesa's cache. So on llvmpipe every new kernel is dispatched once
-//! with an empty grid, some by the device and some by others that are made for this alone.
+//! with an empty grid, some by the device and some by others that are made for this alone; and with each block of parameters
+//! that is new, since those that branches and loops depend on become constants of the code.
 
 use super::{Gpu, Pipeline, Shared, lock};
 use crate::kernel::Kernel;
-use crate::plan::ALIGN_BYTES;
+use crate::plan::{ALIGN_BYTES, Plan};
 use crate::{Error, Result};
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -22,13 +25,36 @@ pub(super) struct Helpers {
     /// Where to make them.
     adapter: wgpu::Adapter,
     made: Mutex<Vec<Gpu>>,
+    hasher: RandomState,
+    /// Hashes of the kernels with their parameters that were dispatched.
+    seen: Mutex<HashSet<u64>>,
 }
 
 impl Helpers {
     /// For the devices of an adapter; none where drivers compile early enough by themselves.
     pub fn new(adapter: &wgpu::Adapter) -> Option<Helpers> {
         let late = adapter.get_info().driver == "llvmpipe";
-        late.then(|| Helpers { adapter: adapter.clone(), made: Mutex::default() })
+        let adapter = late.then(|| adapter.clone())?;
+        Some(Helpers { adapter, made: Mutex::default(), hasher: RandomState::new(), seen: Mutex::default() })
+    }
+
+    /// What of a plan was never dispatched: of each kernel the places of parameters.
+    fn unseen(&self, plan: &Plan, checked: bool) -> Vec<Vec<u32>> {
+        let hashes: Vec<u64> = plan.kernels.iter().map(|k| self.hasher.hash_one((checked, k))).collect();
+        let mut places: HashMap<(usize, u32), ()> = HashMap::new();
+        let mut found = vec![Vec::new(); plan.kernels.len()];
+        let mut seen = lock(&self.seen);
+        for step in &plan.steps {
+            let at = step.params.unwrap_or(0);
+            if places.insert((step.kernel, at), ()).is_none() {
+                let block =
+                    step.params.and_then(|at| plan.params.get(at as usize..)?.get(..ALIGN_BYTES as usize));
+                if seen.insert(self.hasher.hash_one((hashes[step.kernel], block))) {
+                    found[step.kernel].push(at);
+                }
+            }
+        }
+        found
     }
 
     /// So many devices. Fewer where the driver does not give them.
@@ -97,29 +123,33 @@ impl Gpu {
             lock(cache).insert(new[i].clone(), made);
             Ok(())
         })?;
-        self.dispatch_first(&new)?;
         let known = lock(cache);
         let missing = || Error::Internal("a pipeline is missing".into());
         kernels.iter().map(|k| known.get(k).cloned().ok_or_else(missing)).collect()
     }
 
-    /// Where the driver compiles at the first dispatch, the first dispatch of each of these kernels.
-    fn dispatch_first(&self, kernels: &[&Kernel]) -> Result<()> {
+    /// Where the driver compiles at the first dispatch, the first dispatch of each kernel of a plan with each of its
+    /// parameters, `pipelines` being those of the kernels.
+    pub(super) fn dispatch_first(&self, plan: &Plan, pipelines: &[Pipeline]) -> Result<()> {
         let Some(helpers) = &self.shared.helpers else { return Ok(()) };
-        if kernels.is_empty() {
+        let places = helpers.unseen(plan, self.checked);
+        let mut new: Vec<usize> = (0..plan.kernels.len()).filter(|&k| !places[k].is_empty()).collect();
+        if new.is_empty() {
             return Ok(());
         }
+        // What takes longest begins first, so that no worker waits for it at the end; long texts do.
+        new.sort_by_key(|&k| Reverse(plan.kernels[k].parts.iter().map(|part| part.len()).sum::<usize>()));
         let start = Instant::now();
         let mut devices = vec![self.clone()];
-        devices.extend(helpers.take(threads().min(kernels.len()) - 1));
-        in_parallel(&devices, kernels.len(), |gpu, i| {
-            let known = lock(&gpu.shared.pipelines[self.checked as usize]).get(kernels[i]).cloned();
-            if let Some(pipeline) = known {
-                return gpu.shared.dispatch_nothing(kernels[i], &pipeline);
+        devices.extend(helpers.take(threads().min(new.len()) - 1));
+        in_parallel(&devices, new.len(), |gpu, i| {
+            let (kernel, places) = (&plan.kernels[new[i]], &places[new[i]]);
+            if std::sync::Arc::ptr_eq(&gpu.shared, &self.shared) {
+                return gpu.shared.dispatch_nothing(kernel, &pipelines[new[i]], &plan.params, places);
             }
             // A helper forgets what it has compiled: only Mesa's cache is to keep it. Where it fails, the first run compiles.
-            let made = gpu.shared.compile(kernels[i], self.checked);
-            let _ = made.and_then(|pipeline| gpu.shared.dispatch_nothing(kernels[i], &pipeline));
+            let made = gpu.shared.compile(kernel, self.checked);
+            let _ = made.and_then(|made| gpu.shared.dispatch_nothing(kernel, &made, &plan.params, places));
             Ok(())
         })?;
         self.shared.compile_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -157,38 +187,57 @@ impl Shared {
         Ok(Pipeline { raw, storage: layout.storage })
     }
 
-    /// Dispatches a kernel over an empty grid, and waits.
-    fn dispatch_nothing(&self, kernel: &Kernel, pipeline: &Pipeline) -> Result<()> {
+    /// Dispatches a kernel over an empty grid with the blocks at these places of `params`, and waits.
+    fn dispatch_nothing(
+        &self,
+        kernel: &Kernel,
+        pipeline: &Pipeline,
+        params: &[u8],
+        places: &[u32],
+    ) -> Result<()> {
         self.scoped(&format_args!("kernel {}", kernel.name), || {
-            let buffer = |usage| {
-                let size = ALIGN_BYTES;
-                let nothing = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
-                self.device.create_buffer(&nothing)
+            let buffer = |usage, size: u64| {
+                let filled = usage == wgpu::BufferUsages::UNIFORM;
+                let (label, size) = (None, size.max(ALIGN_BYTES));
+                let descriptor = wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: filled };
+                self.device.create_buffer(&descriptor)
             };
             let group = |layout: &wgpu::BindGroupLayout, buffers: &[wgpu::Buffer]| {
                 let entries: Vec<_> = buffers
                     .iter()
                     .enumerate()
-                    .map(|(i, b)| wgpu::BindGroupEntry { binding: i as u32, resource: b.as_entire_binding() })
+                    .map(|(i, b)| wgpu::BindGroupEntry { binding: i as u32, resource: binding(b) })
                     .collect();
                 let descriptor = wgpu::BindGroupDescriptor { label: None, layout, entries: &entries };
                 self.device.create_bind_group(&descriptor)
             };
             let storage: Vec<_> =
-                kernel.bindings.iter().map(|_| buffer(wgpu::BufferUsages::STORAGE)).collect();
-            let uniform = [buffer(wgpu::BufferUsages::UNIFORM)];
+                kernel.bindings.iter().map(|_| buffer(wgpu::BufferUsages::STORAGE, 0)).collect();
+            let uniform = [buffer(wgpu::BufferUsages::UNIFORM, params.len() as u64)];
+            if let Ok(mut mapped) = uniform[0].get_mapped_range_mut(..params.len() as u64) {
+                mapped.copy_from_slice(params);
+            }
+            uniform[0].unmap();
             let groups = [group(&pipeline.storage, &storage), group(&self.params_layout, &uniform)];
             let mut encoder = self.device.create_command_encoder(&Default::default());
             let mut pass = encoder.begin_compute_pass(&Default::default());
             pass.set_pipeline(&pipeline.raw);
             pass.set_bind_group(0, &groups[0], &[]);
-            pass.set_bind_group(1, &groups[1], &[0]);
-            pass.dispatch_workgroups(0, 1, 1);
+            for &place in places {
+                pass.set_bind_group(1, &groups[1], &[place]);
+                pass.dispatch_workgroups(0, 1, 1);
+            }
             drop(pass);
             self.queue.submit([encoder.finish()]);
         })?;
         self.wait("compiling")
     }
+}
+
+/// As kernels bind their buffers: of parameters one block.
+fn binding(buffer: &wgpu::Buffer) -> wgpu::BindingResource<'_> {
+    let size = std::num::NonZeroU64::new(ALIGN_BYTES);
+    wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: 0, size })
 }
 
 /// Loops are never bounded: a kernel whose loop does not end hangs with a bound of 2^64 rounds as well, and with the

@@ -48,6 +48,7 @@ impl Executor {
         }
         plan.check(gpu.profile())?;
         let pipelines = gpu.pipelines(&plan.kernels)?;
+        gpu.dispatch_first(&plan, &pipelines)?;
         let mut slots: Vec<usize> =
             (0..plan.buffers.len()).filter(|&i| matches!(plan.buffers[i].kind, BufferKind::Slot)).collect();
         slots.sort_by_key(|&i| std::cmp::Reverse(plan.buffers[i].bytes));
