@@ -248,6 +248,20 @@ impl List<'_> {
                 }
             }
         }
+        // The training step that figures of other software on a CPU are of.
+        if self.of(false, true, false) && self.sizes.preset.is_empty() {
+            let (s, vocabulary) = (32, 1000);
+            let config = TransformerConfig {
+                width: 128,
+                feed_forward: 512,
+                source_vocabulary: vocabulary,
+                target_vocabulary: vocabulary,
+                max_source: s,
+                max_target: s,
+                ..TransformerConfig::preset("tiny")?
+            };
+            all.push(of_model(&config, "2x128", Step, 16, s));
+        }
         Ok(all)
     }
 
@@ -264,10 +278,12 @@ impl List<'_> {
         };
         let mut dispatch = Work::new("overhead", "overhead/dispatch", &[("of", DISPATCHES)], Forward, build);
         dispatch.timing = Timing::Submission(DISPATCHES as u64);
-        let preset = self.of("base", "small", PRESETS[0]);
+        let preset = self.sizes.preset.first().map_or(self.of("base", "small", PRESETS[0]), String::as_str);
+        let one = |asked: &[usize], own| asked.first().copied().unwrap_or(own);
+        let (rows, s) = (one(&self.sizes.batch, self.of(8, 8, 2)), one(&self.sizes.seq, self.of(32, 32, 16)));
         let config = TransformerConfig::preset(preset)?;
         let config = TransformerConfig { source_vocabulary: 8000, target_vocabulary: 8000, ..config };
-        let mut first = of_model(&config, preset, Step, self.of(8, 8, 2), self.of(32, 32, 16));
+        let mut first = of_model(&config, preset, Step, rows, s);
         first.family = "overhead";
         first.name = format!("overhead/first_step/{preset}");
         first.tokens = None;

@@ -2,18 +2,17 @@
 //!
 //! Most drivers compile when a pipeline is made. Mesa's llvmpipe does at the first dispatch, on the one thread of its
 //! queue; but what one device has compiled, all find in Mesa's cache. So on llvmpipe every new kernel is dispatched once
-//! with an empty grid, some by the device and some by others that are made for this alone; and with each block of parameters
-//! that is new, since those that branches and loops depend on become constants of the code.
+//! with an empty grid, some by the device and some by others that are made for this alone. With every block of parameters
+//! that the plan has for it: Mesa puts those that loops end by into the code where that makes it shorter, as zeros would.
 
 use super::{Gpu, Pipeline, Shared, lock};
 use crate::kernel::Kernel;
 use crate::plan::{ALIGN_BYTES, Plan};
 use crate::{Error, Result};
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::Mutex;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// The most threads: drivers lock what they share, so more gain little.
@@ -25,36 +24,13 @@ pub(super) struct Helpers {
     /// Where to make them.
     adapter: wgpu::Adapter,
     made: Mutex<Vec<Gpu>>,
-    hasher: RandomState,
-    /// Hashes of the kernels with their parameters that were dispatched.
-    seen: Mutex<HashSet<u64>>,
 }
 
 impl Helpers {
     /// For the devices of an adapter; none where drivers compile early enough by themselves.
     pub fn new(adapter: &wgpu::Adapter) -> Option<Helpers> {
         let late = adapter.get_info().driver == "llvmpipe";
-        let adapter = late.then(|| adapter.clone())?;
-        Some(Helpers { adapter, made: Mutex::default(), hasher: RandomState::new(), seen: Mutex::default() })
-    }
-
-    /// What of a plan was never dispatched: of each kernel the places of parameters.
-    fn unseen(&self, plan: &Plan, checked: bool) -> Vec<Vec<u32>> {
-        let hashes: Vec<u64> = plan.kernels.iter().map(|k| self.hasher.hash_one((checked, k))).collect();
-        let mut places: HashMap<(usize, u32), ()> = HashMap::new();
-        let mut found = vec![Vec::new(); plan.kernels.len()];
-        let mut seen = lock(&self.seen);
-        for step in &plan.steps {
-            let at = step.params.unwrap_or(0);
-            if places.insert((step.kernel, at), ()).is_none() {
-                let block =
-                    step.params.and_then(|at| plan.params.get(at as usize..)?.get(..ALIGN_BYTES as usize));
-                if seen.insert(self.hasher.hash_one((hashes[step.kernel], block))) {
-                    found[step.kernel].push(at);
-                }
-            }
-        }
-        found
+        late.then(|| Helpers { adapter: adapter.clone(), made: Mutex::default() })
     }
 
     /// So many devices. Fewer where the driver does not give them.
@@ -108,32 +84,37 @@ fn in_parallel<W: Sync>(
 }
 
 impl Gpu {
-    /// The pipelines of these kernels; those that are new are compiled.
-    pub(super) fn pipelines(&self, kernels: &[Kernel]) -> Result<Vec<Pipeline>> {
+    /// The pipelines of these kernels; those that are new are compiled, and their numbers given.
+    pub(super) fn pipelines(&self, kernels: &[Kernel]) -> Result<(Vec<Pipeline>, Vec<usize>)> {
         let cache = &self.shared.pipelines[self.checked as usize];
-        let mut new: Vec<&Kernel> = Vec::new();
-        {
-            let known = lock(cache);
-            let mut seen = HashSet::new();
-            new.extend(kernels.iter().filter(|k| !known.contains_key(k) && seen.insert(*k)));
-        }
+        let new: Vec<usize> = {
+            let (known, mut seen) = (lock(cache), HashSet::new());
+            let is_new = |&i: &usize| !known.contains_key(&kernels[i]) && seen.insert(&kernels[i]);
+            (0..kernels.len()).filter(is_new).collect()
+        };
         let workers = vec![(); threads().min(new.len())];
         in_parallel(&workers, new.len(), |_, i| {
-            let made = self.shared.compile(new[i], self.checked)?;
-            lock(cache).insert(new[i].clone(), made);
+            let kernel = &kernels[new[i]];
+            let made = self.shared.compile(kernel, self.checked)?;
+            lock(cache).insert(kernel.clone(), made);
             Ok(())
         })?;
         let known = lock(cache);
         let missing = || Error::Internal("a pipeline is missing".into());
-        kernels.iter().map(|k| known.get(k).cloned().ok_or_else(missing)).collect()
+        let all = kernels.iter().map(|k| known.get(k).cloned().ok_or_else(missing));
+        Ok((all.collect::<Result<_>>()?, new))
     }
 
-    /// Where the driver compiles at the first dispatch, the first dispatch of each kernel of a plan with each of its
-    /// parameters, `pipelines` being those of the kernels.
-    pub(super) fn dispatch_first(&self, plan: &Plan, pipelines: &[Pipeline]) -> Result<()> {
+    /// The pipelines of a plan's kernels, compiled also where the driver compiles at the first dispatch.
+    pub(super) fn pipelines_of(&self, plan: &Plan) -> Result<Vec<Pipeline>> {
+        let (pipelines, new) = self.pipelines(&plan.kernels)?;
+        self.dispatch_first(plan, &pipelines, new)?;
+        Ok(pipelines)
+    }
+
+    /// Where the driver compiles at the first dispatch, that of these kernels of a plan.
+    fn dispatch_first(&self, plan: &Plan, pipelines: &[Pipeline], mut new: Vec<usize>) -> Result<()> {
         let Some(helpers) = &self.shared.helpers else { return Ok(()) };
-        let places = helpers.unseen(plan, self.checked);
-        let mut new: Vec<usize> = (0..plan.kernels.len()).filter(|&k| !places[k].is_empty()).collect();
         if new.is_empty() {
             return Ok(());
         }
@@ -143,13 +124,15 @@ impl Gpu {
         let mut devices = vec![self.clone()];
         devices.extend(helpers.take(threads().min(new.len()) - 1));
         in_parallel(&devices, new.len(), |gpu, i| {
-            let (kernel, places) = (&plan.kernels[new[i]], &places[new[i]]);
-            if std::sync::Arc::ptr_eq(&gpu.shared, &self.shared) {
-                return gpu.shared.dispatch_nothing(kernel, &pipelines[new[i]], &plan.params, places);
+            let kernel = &plan.kernels[new[i]];
+            let steps = plan.steps.iter().filter(|step| step.kernel == new[i]);
+            let places: BTreeSet<u32> = steps.map(|step| step.params.unwrap_or(0)).collect();
+            if Arc::ptr_eq(&gpu.shared, &self.shared) {
+                return gpu.shared.dispatch_nothing(kernel, &pipelines[new[i]], &plan.params, &places);
             }
             // A helper forgets what it has compiled: only Mesa's cache is to keep it. Where it fails, the first run compiles.
             let made = gpu.shared.compile(kernel, self.checked);
-            let _ = made.and_then(|made| gpu.shared.dispatch_nothing(kernel, &made, &plan.params, places));
+            let _ = made.and_then(|made| gpu.shared.dispatch_nothing(kernel, &made, &plan.params, &places));
             Ok(())
         })?;
         self.shared.compile_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -187,37 +170,34 @@ impl Shared {
         Ok(Pipeline { raw, storage: layout.storage })
     }
 
-    /// Dispatches a kernel over an empty grid with the blocks at these places of `params`, and waits.
+    /// Dispatches a kernel over an empty grid with the blocks of `params` at these places, and waits.
     fn dispatch_nothing(
         &self,
         kernel: &Kernel,
         pipeline: &Pipeline,
         params: &[u8],
-        places: &[u32],
+        places: &BTreeSet<u32>,
     ) -> Result<()> {
         self.scoped(&format_args!("kernel {}", kernel.name), || {
             let buffer = |usage, size: u64| {
-                let filled = usage == wgpu::BufferUsages::UNIFORM;
-                let (label, size) = (None, size.max(ALIGN_BYTES));
-                let descriptor = wgpu::BufferDescriptor { label, size, usage, mapped_at_creation: filled };
-                self.device.create_buffer(&descriptor)
+                let size = size.max(ALIGN_BYTES);
+                let nothing = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+                self.device.create_buffer(&nothing)
             };
             let group = |layout: &wgpu::BindGroupLayout, buffers: &[wgpu::Buffer]| {
                 let entries: Vec<_> = buffers
                     .iter()
                     .enumerate()
-                    .map(|(i, b)| wgpu::BindGroupEntry { binding: i as u32, resource: binding(b) })
+                    .map(|(i, b)| wgpu::BindGroupEntry { binding: i as u32, resource: block(b) })
                     .collect();
                 let descriptor = wgpu::BindGroupDescriptor { label: None, layout, entries: &entries };
                 self.device.create_bind_group(&descriptor)
             };
             let storage: Vec<_> =
                 kernel.bindings.iter().map(|_| buffer(wgpu::BufferUsages::STORAGE, 0)).collect();
-            let uniform = [buffer(wgpu::BufferUsages::UNIFORM, params.len() as u64)];
-            if let Ok(mut mapped) = uniform[0].get_mapped_range_mut(..params.len() as u64) {
-                mapped.copy_from_slice(params);
-            }
-            uniform[0].unmap();
+            let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+            let uniform = [buffer(usage, params.len() as u64)];
+            self.queue.write_buffer(&uniform[0], 0, params);
             let groups = [group(&pipeline.storage, &storage), group(&self.params_layout, &uniform)];
             let mut encoder = self.device.create_command_encoder(&Default::default());
             let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -234,8 +214,8 @@ impl Shared {
     }
 }
 
-/// As kernels bind their buffers: of parameters one block.
-fn binding(buffer: &wgpu::Buffer) -> wgpu::BindingResource<'_> {
+/// What kernels bind of a buffer here.
+fn block(buffer: &wgpu::Buffer) -> wgpu::BindingResource<'_> {
     let size = std::num::NonZeroU64::new(ALIGN_BYTES);
     wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: 0, size })
 }

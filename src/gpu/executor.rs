@@ -47,8 +47,7 @@ impl Executor {
             return Err(Error::config("memory", "belongs to another device than the plan is to run on"));
         }
         plan.check(gpu.profile())?;
-        let pipelines = gpu.pipelines(&plan.kernels)?;
-        gpu.dispatch_first(&plan, &pipelines)?;
+        let pipelines = gpu.pipelines_of(&plan)?;
         let mut slots: Vec<usize> =
             (0..plan.buffers.len()).filter(|&i| matches!(plan.buffers[i].kind, BufferKind::Slot)).collect();
         slots.sort_by_key(|&i| std::cmp::Reverse(plan.buffers[i].bytes));

@@ -80,7 +80,7 @@ impl Gpu {
     /// # Errors
     /// When the kernel does not compile, or the device fails.
     pub fn solo(&self, kernel: &Kernel) -> Result<Solo> {
-        let pipeline = self.pipelines(std::slice::from_ref(kernel))?.remove(0);
+        let pipeline = self.pipelines(std::slice::from_ref(kernel))?.0.remove(0);
         Ok(Solo {
             gpu: self.clone(),
             label: kernel.name.clone(),
