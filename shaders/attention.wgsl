@@ -321,7 +321,9 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
     if !at.inside {
         return;
     }
-    let limit = key_count(at.b);
+    let b = at.b;
+    let h = at.h;
+    let limit = key_count(b);
     let found = attend(at, 0u, last_key(limit, at.first), limit, lane);
     let c = lane % NC;
     for (var i = 0u; i < RT; i++) {
@@ -333,12 +335,12 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 for (var j = 0u; j < JT; j++) {
                     let e = chunk * DC + c + j * NC;
                     if e < DV {
-                        out[out_index(at.b, t, at.h) + e] = stored(found.sums[i][chunk * JT + j] * inverse);
+                        out[out_index(b, t, h) + e] = stored(found.sums[i][chunk * JT + j] * inverse);
                     }
                 }
             }
             if c == 0u {
-                lse[(at.b * params.heads + at.h) * params.t + t] = logarithm(found.m[i], total);
+                lse[(b * params.heads + h) * params.t + t] = logarithm(found.m[i], total);
             }
         }
     }
