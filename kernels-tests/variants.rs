@@ -17,7 +17,6 @@ fn few(family: Family) -> &'static [(&'static str, &'static str)] {
             ("matmul", "blocks of columns, not aligned NT"),
             ("matmul", "TT 65x132x72"),
             ("matmul", "NN 1x1x1"),
-            ("matmul", "NT 67x129x31"),
             ("matmul", "NN batch 20x36x8"),
         ],
         Family::Attention => &[("attention", "all, several tiles"), ("attention", "all, few keys")],
