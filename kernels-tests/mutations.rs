@@ -170,7 +170,7 @@ const MUTATIONS: &[Mutation] = &[
     ),
     once(
         "a dropped barrier before keys are staged over what others still read",
-        "attention.wgsl",
+        "attention_whole.wgsl",
         (
             "    workgroupBarrier();\n    stage_a(OF_K, b, h, 0u, chunk, lane);\n    workgroupBarrier();\n",
             "    stage_a(OF_K, b, h, 0u, chunk, lane);\n",
@@ -179,7 +179,7 @@ const MUTATIONS: &[Mutation] = &[
     ),
     once(
         "the gradient of queries of the wrong columns",
-        "attention.wgsl",
+        "attention_whole.wgsl",
         (
             "sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j * NC] * k;",
             "sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j] * k;",

@@ -12,14 +12,14 @@
 //     d_k[s] = scale sum_t d_x[t,s] q[t]                 (`backward_kv`: a workgroup owns keys)
 //     d_v[s] = sum_t P[t,s] d_out[t]
 //     d_bias[h,t,s] = sum_b d_x[t,s]                     (`backward_bias`)
-// Short keys fit in one workgroup, which has all of d_q, d_k and d_v of its (b, h) then (`backward_whole`).
+// Short keys fit in one workgroup, which has all of d_q, d_k and d_v of its (b, h) then (attention_whole.wgsl).
 //
 // Grid: a workgroup for each (b, h, block of ROWS rows), blocks fastest, folded into y. The rows that a workgroup owns are
 // queries (forward, backward_q) or keys (backward_kv); it walks over the other side in tiles of COLS. An invocation
 // (r, c) of its NR x NC has the tile elements (r + i NR, c + j NC) for i < RT, j < CT, and of each owned row r + i NR the
 // columns c + j NC of each chunk of DC elems. The head dimension goes through workgroup memory in NCH chunks.
 //
-// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, IT = ceil(DC / NR), DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
+// Constants: DV = elems of a head; NR, NC, RT, CT, JT = DC / NC, DC, NCH = ceil(DV / DC); MASK, BIAS, DROPOUT;
 // FOUR whether elem is vec4<f32> (else f32). aliases elem, and stored, the same of what q, k, v and
 // out are stored in (16-bit floats in `forward` and `plot` only). With lib/random.wgsl.
 
@@ -733,104 +733,6 @@ fn backward_kv_joint(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workg
     sum_queries(at.b, at.h, at.first, lane, &sums_k, &sums_v);
     for (var i = 0u; i < RT; i++) {
         let s = at.first + lane / NC + i * NR;
-        for (var n = 0u; n < NCH * JT; n++) {
-            let e = n / JT * DC + lane % NC + n % JT * NC;
-            if s < params.s && e < DV {
-                d_kv[k_index(at.b, s, at.h) + e] = sums_k[i][n] * params.slope;
-                d_kv[v_index(at.b, s, at.h) + e] = sums_v[i][n];
-            }
-        }
-    }
-}
-
-// Where one workgroup owns all keys (S <= ROWS), what it has of some queries is all that there is, so it writes d_q too.
-// Of the queries c + j NC of the tile the elems r + i NR of a chunk, still without the scale.
-alias Queries = array<array<elem, CT>, IT>;
-
-fn of_queries(b: u32, h: u32, chunk: u32, lane: u32) -> Queries {
-    workgroupBarrier();
-    stage_a(OF_K, b, h, 0u, chunk, lane);
-    workgroupBarrier();
-    var sums: Queries;
-    for (var i = 0u; i < IT; i++) {
-        for (var j = 0u; j < CT; j++) {
-            sums[i][j] = elem();
-        }
-    }
-    for (var s = 0u; s < min(ROWS, params.s); s++) {
-        for (var i = 0u; i < IT; i++) {
-            let k = tile_a[s * STRIDE + min(lane / NC + i * NR, DC - 1u)];
-            for (var j = 0u; j < CT; j++) {
-                sums[i][j] += tile_p[s * P_STRIDE + lane % NC + j * NC] * k;
-            }
-        }
-    }
-    return sums;
-}
-
-@group(0) @binding(7) var<storage, read_write> apart_kv: array<elem>; // as d_kv
-
-@compute @workgroup_size(GROUP)
-fn backward_whole(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                  @builtin(local_invocation_index) lane: u32) {
-    let at = place(group.y * groups.x + group.x, params.s);
-    if !at.inside {
-        return;
-    }
-    var sums_k = no_sums();
-    var sums_v = no_sums();
-    for (var t0 = 0u; t0 < params.t; t0 += COLS) {
-        add_queries(at.b, at.h, 0u, t0, lane, &sums_k, &sums_v);
-        for (var chunk = 0u; chunk < NCH; chunk++) {
-            let sums = of_queries(at.b, at.h, chunk, lane);
-            for (var n = 0u; n < IT * CT; n++) {
-                let t = t0 + lane % NC + n % CT * NC;
-                let within = lane / NC + n / CT * NR;
-                let e = chunk * DC + within;
-                if t < params.t && within < DC && e < DV {
-                    d_q[q_index(at.b, t, at.h) + e] = sums[n / CT][n % CT] * params.slope;
-                }
-            }
-        }
-    }
-    for (var i = 0u; i < RT; i++) {
-        let s = lane / NC + i * NR;
-        for (var n = 0u; n < NCH * JT; n++) {
-            let e = n / JT * DC + lane % NC + n % JT * NC;
-            if s < params.s && e < DV {
-                apart_kv[k_index(at.b, s, at.h) + e] = sums_k[i][n] * params.slope;
-                apart_kv[v_index(at.b, s, at.h) + e] = sums_v[i][n];
-            }
-        }
-    }
-}
-
-// The same where q, k and v are columns of one tensor.
-@compute @workgroup_size(GROUP)
-fn backward_whole_joint(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                        @builtin(local_invocation_index) lane: u32) {
-    let at = place(group.y * groups.x + group.x, params.s);
-    if !at.inside {
-        return;
-    }
-    var sums_k = no_sums();
-    var sums_v = no_sums();
-    for (var t0 = 0u; t0 < params.t; t0 += COLS) {
-        add_queries(at.b, at.h, 0u, t0, lane, &sums_k, &sums_v);
-        for (var chunk = 0u; chunk < NCH; chunk++) {
-            let sums = of_queries(at.b, at.h, chunk, lane);
-            for (var n = 0u; n < IT * CT; n++) {
-                let t = t0 + lane % NC + n % CT * NC;
-                let within = lane / NC + n / CT * NR;
-                let e = chunk * DC + within;
-                if t < params.t && within < DC && e < DV {
-                    d_kv[q_index(at.b, t, at.h) + e] = sums[n / CT][n % CT] * params.slope;
-                }
-            }
-        }
-    }
-    for (var i = 0u; i < RT; i++) {
-        let s = lane / NC + i * NR;
         for (var n = 0u; n < NCH * JT; n++) {
             let e = n / JT * DC + lane % NC + n % JT * NC;
             if s < params.s && e < DV {

@@ -6,7 +6,7 @@ mod excerpt;
 mod lower;
 mod reader;
 
-pub(super) use lower::{ENTRIES, ENTRIES_LANES, SOURCE, SOURCE_LANES};
+pub(super) use lower::{ENTRIES, ENTRIES_LANES, SOURCE, SOURCE_LANES, SOURCE_WHOLE};
 
 use super::random::Dropout;
 use super::rounding::{TINY, exp, exp_of, once, size, sum};
@@ -14,7 +14,7 @@ use crate::graph::{Excerpt, Graph, Lowering, Node, Op, ValueId};
 use crate::kernel::{Dispatch, Kernel, Slice};
 use crate::rng::Rng;
 use crate::{Error, Result, Tensor64, TensorType};
-use lower::{Entries, Lowered, R, Tiled, W};
+use lower::{Entries, Lowered, R, Tiled, W, WHOLE_APART, WHOLE_JOINT};
 use reader::Reader;
 use std::f64::consts::{LN_2, LOG2_E};
 
@@ -434,7 +434,7 @@ fn no_gradient() -> Error {
 
 // ---- Backward ----
 
-/// The entry point that gives every gradient, and the outputs that it writes; `None` where they need too many bindings.
+/// The text of the kernel that gives every gradient, and the outputs that it writes; `None` where they need too many bindings.
 type Whole = Option<(&'static str, &'static [usize])>;
 
 /// Inputs: q, k, v as they are packed, out, lse, d_out, then the optional ones. Outputs: the gradients of q, k, v, packed
@@ -604,13 +604,13 @@ impl Op for Backward {
         const KV_JOINT: [&str; 2] = ["backward_kv_joint", "backward_kv_joint_lanes"];
         let (whole, [tiled, lanes], kv): (Whole, _, &[usize]) = match self.0.kind {
             Kind::Separate => (None, ["backward_kv", "backward_kv_lanes"], &[1, 2]),
-            Kind::Kv => (Some(("backward_whole", &[0, 1])), KV_JOINT, &[1]),
-            Kind::Qkv => (Some(("backward_whole_joint", &[0])), KV_JOINT, &[0]),
+            Kind::Kv => (Some((WHOLE_APART, &[0, 1])), KV_JOINT, &[1]),
+            Kind::Qkv => (Some((WHOLE_JOINT, &[0])), KV_JOINT, &[0]),
             Kind::Cached => return Err(no_gradient()),
         };
         let mut done = false;
-        if let Some((entry, all)) = whole.filter(|(_, all)| all.iter().all(|&i| l.output_used(i)))
-            && let Some(kernel) = x.whole(l, entry, &bindings(all))?
+        if let Some((text, all)) = whole.filter(|(_, all)| all.iter().all(|&i| l.output_used(i)))
+            && let Some(kernel) = x.whole(l, text, &bindings(all))?
         {
             push(l, kernel, all, pairs, 5)?;
             done = true;

@@ -35,6 +35,7 @@ pub struct Family {
 /// The one list of kernels.
 pub const FAMILIES: &[Family] = &[
     Family { name: "attention", source: attention::SOURCE, entries: attention::ENTRIES },
+    Family { name: "attention_whole", source: attention::SOURCE_WHOLE, entries: &["backward_whole"] },
     Family { name: "attention_lanes", source: attention::SOURCE_LANES, entries: attention::ENTRIES_LANES },
     Family { name: "elementwise", source: elementwise::SOURCE, entries: &["unary", "binary"] },
     Family { name: "matmul", source: matmul::SOURCE, entries: &["reduce", "zero"] },

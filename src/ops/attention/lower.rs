@@ -14,6 +14,10 @@ pub(in crate::ops) const SOURCE_LANES: &str = include_str!("../../../shaders/att
 /// The entry points of `shaders/attention_lanes.wgsl`.
 pub(in crate::ops) const ENTRIES_LANES: &[&str] =
     &["forward_lanes", "backward_q_lanes", "backward_kv_lanes", "backward_kv_joint_lanes"];
+pub(in crate::ops) const SOURCE_WHOLE: &str = include_str!("../../../shaders/attention_whole.wgsl");
+/// What follows it where q, k and v are columns of one tensor, and where q is a tensor of its own.
+pub(super) const WHOLE_JOINT: &str = include_str!("../../../shaders/attention_whole_joint.wgsl");
+pub(super) const WHOLE_APART: &str = include_str!("../../../shaders/attention_whole_apart.wgsl");
 /// The entry points of `shaders/attention.wgsl`.
 pub(in crate::ops) const ENTRIES: &[&str] = &[
     "forward",
@@ -24,8 +28,6 @@ pub(in crate::ops) const ENTRIES: &[&str] = &[
     "backward_q",
     "backward_kv",
     "backward_kv_joint",
-    "backward_whole",
-    "backward_whole_joint",
     "backward_bias",
     "join",
 ];
@@ -235,17 +237,16 @@ impl Lowered {
         }
     }
 
-    /// The kernel that gives every gradient in one workgroup for each pair of batch and head; `None` where kernels for the
-    /// queries and for the keys are to be chosen.
-    pub fn whole(
-        &self,
-        l: &mut Lowering,
-        entry: &'static str,
-        bindings: &[Access],
-    ) -> Result<Option<Kernel>> {
+    /// The kernel that gives every gradient in one workgroup for each pair of batch and head, with the text that says where
+    /// they lie; `None` where kernels for the queries and for the keys are to be chosen.
+    pub fn whole(&self, l: &mut Lowering, text: &'static str, bindings: &[Access]) -> Result<Option<Kernel>> {
         let variant = l.choose(self.query("backward", self.n.s, self.n.t))?;
         match variant.sizes {
-            Shares::Whole(tile) => Ok(Some(self.of_tile(entry, bindings, &tile))),
+            Shares::Whole(tile) => {
+                let mut kernel = self.of_tile("backward_whole", bindings, &tile);
+                kernel.parts.splice(1..1, [SOURCE_WHOLE.into(), text.into()]);
+                Ok(Some(kernel))
+            }
             Shares::Apart => Ok(None),
             other => Err(Error::Internal(format!("attention: {other:?} is no variant of backward"))),
         }
