@@ -41,6 +41,7 @@ struct Params {
     out_row: u32,
     out_outer: u32,
     out_inner: u32,
+    epilogue: u32, // what BY_PARAMS asks for
 }
 
 @group(1) @binding(0) var<uniform> params: Params;

@@ -6,7 +6,17 @@
 // that matmul_pack.wgsl made.
 // Constants: LANES, TM, TN, STEP (k a loop turn; 4 where B_ALONG_K), A_ALONG_M: A is [K, M], or in tiles, and read as
 // vec4<f32> along m (TM divides by 4), B_ALONG_K: B is [N, K] and read as vec4<f32> along k,
-// LATER: activation and residual take another turn over out.
+// LATER: activation and residual take another turn over out. BY_PARAMS: bias, ReLU, residual and the slope of ReLU are in
+// the kernel, and params.epilogue says which are done: kernels with wide tiles take long to compile, and so there are few.
+
+const WITH_BIAS = 1u; // bits of params.epilogue
+const WITH_RELU = 2u;
+const WITH_RESIDUAL = 4u;
+const WITH_SLOPE = 8u;
+
+fn does(bits: u32) -> bool {
+    return BY_PARAMS && (params.epilogue & bits) != 0u;
+}
 
 const QUADS = (TM + 3u) / 4u; // rows of four; what lies beyond TM is never used
 
@@ -129,14 +139,14 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
             }
         }
     }
-    if LATER {
+    if LATER || BY_PARAMS {
         // In a loop over what was just written: unrolled, this would make the kernel slow to compile.
-        for (var row = first_row; row < min(row0 + TM, params.m); row++) {
+        let end = select(first_row, min(row0 + TM, params.m), LATER || does(WITH_RESIDUAL | WITH_SLOPE));
+        for (var row = first_row; row < end; row++) {
             for (var j = 0u; j < TN * (4u / ELEM); j++) {
                 let column = column0 + j % (4u / ELEM) + j / (4u / ELEM) * LANES * (4u / ELEM);
                 if column < params.n {
-                    let index = work.out + row * params.out_row + column;
-                    finish_biased(elem(out[index]), index);
+                    finish_later(work.out + row * params.out_row + column);
                 }
             }
         }
@@ -146,7 +156,7 @@ fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
 // The bias of four neighbouring columns.
 fn bias_four(column: u32) -> vec4<f32> {
     var v = vec4(0.0);
-    if BIAS {
+    if BIAS || BY_PARAMS {
         for (var c = 0u; c < 4u; c += ELEM) {
             let own = vec4<f32>(elem(bias[min(column + c, params.n - 1u)]));
             if ELEM == 4u {
@@ -156,7 +166,7 @@ fn bias_four(column: u32) -> vec4<f32> {
             }
         }
     }
-    return v;
+    return select(vec4(0.0), v, BIAS || does(WITH_BIAS));
 }
 
 // Of four neighbouring columns those from c on: component c where elem is a scalar.
@@ -171,9 +181,22 @@ fn store_four(v: vec4<f32>, index: u32, column: u32) {
             let x = elem_at(v, c);
             if LATER {
                 out[index + c] = out_elem(x);
+            } else if BY_PARAMS {
+                out[index + c] = out_elem(select(x, activate(x, ACT_RELU), does(WITH_RELU)));
             } else {
                 finish_biased(x, index + c);
             }
         }
+    }
+}
+
+// What an element's second turn is for.
+fn finish_later(index: u32) {
+    let v = elem(out[index]);
+    if BY_PARAMS {
+        let x = elem(residual[index]);
+        out[index] = out_elem(select(v + x, v * activate_slope(x, ACT_RELU), does(WITH_SLOPE)));
+    } else {
+        finish_biased(v, index);
     }
 }

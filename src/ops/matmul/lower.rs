@@ -52,6 +52,7 @@ params! {
         out_row: u32,
         out_outer: u32,
         out_inner: u32,
+        epilogue: u32,
     }
 }
 
@@ -230,6 +231,7 @@ impl Lower<'_> {
             self.op.extra.is_some() || !matches!(self.op.activation, Activation::None | Activation::Relu);
         // What a second turn reads would have been rounded before.
         let later = later && self.out == DType::F32;
+        let told = self.told(splits == 1);
         let constants = vec![
             ("b_elem", Const::element(b.dtype, true)),
             ("b_wide", Const::element(DType::F32, true)),
@@ -239,10 +241,11 @@ impl Lower<'_> {
             ("STEP", Const::U32(if b_along_k { 4 } else { 2 })),
             ("A_ALONG_M", Const::Bool(a.read == Read::Across)),
             ("B_ALONG_K", Const::Bool(b_along_k)),
-            ("LATER", Const::Bool(later && splits == 1)),
+            ("LATER", Const::Bool(later && splits == 1 && told.is_none())),
+            ("BY_PARAMS", Const::Bool(told.is_some())),
         ];
         let requires = Requires { subgroup_size: Some(lanes), invocations: lanes, ..Default::default() };
-        let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, splits };
+        let work = Work { name: "subgroup", text: SUBGROUP, a, b, tile, columns, splits, told };
         self.push_product(l, work, constants, requires)
     }
 
@@ -376,6 +379,7 @@ impl Lower<'_> {
             tile,
             columns,
             splits: self.splits(tiles, wanted),
+            told: None,
         };
         it.push_product(l, work, constants, requires)
     }
@@ -396,7 +400,7 @@ impl Lower<'_> {
         requires: Requires,
     ) -> Result<()> {
         let s = &self.op.at;
-        let Work { name, text, a, b, tile, columns, splits } = work;
+        let Work { name, text, a, b, tile, columns, splits, told } = work;
         let (tiles_m, tiles_n) = (s.m.div_ceil(tile.0), columns.div_ceil(tile.1));
         let split = splits > 1;
         let k_chunk = if split { s.k.div_ceil(splits).next_multiple_of(4) } else { s.k };
@@ -442,10 +446,12 @@ impl Lower<'_> {
             out_row: (at.row / unit) as u32,
             out_outer: (at.batch[0] / unit) as u32,
             out_inner: (at.batch[1] / unit) as u32,
+            epilogue: told.unwrap_or(0),
         };
         constants.push(("a_elem", Const::element(a.dtype, a.read != Read::Scalar)));
         constants.push(("a_wide", Const::element(DType::F32, a.read != Read::Scalar)));
-        constants.extend(self.epilogue(!split));
+        constants.extend(self.epilogue(!split && told.is_none()));
+        constants.push(("SPLIT", Const::Bool(split && self.sums)));
         let dispatch = Dispatch {
             kernel: Kernel {
                 name: format!("matmul/{name}"),
@@ -508,6 +514,7 @@ impl Lower<'_> {
     /// A kernel of matmul.wgsl alone; `last` says whether it has the epilogue.
     fn plain_kernel(&self, entry: &'static str, last: bool) -> Kernel {
         let mut constants = self.epilogue(last);
+        constants.push(("SPLIT", Const::Bool(false)));
         constants.extend(["a_elem", "a_wide", "b_elem", "b_wide"].map(|name| (name, Const::Alias("f32"))));
         Kernel {
             name: format!("matmul/{entry}"),
@@ -570,8 +577,34 @@ impl Lower<'_> {
             ("ACTIVATION", Const::U32(act.code())),
             ("SLOPE", Const::U32(slope.code())),
             ("SUMS", Const::Bool(self.sums)),
-            ("SPLIT", Const::Bool(!last)),
         ]
+    }
+
+    /// The bits of `params.epilogue` in matmul_subgroup.wgsl, where that can do all that is asked for. A pass before the
+    /// last has nothing to do.
+    fn told(&self, last: bool) -> Option<u32> {
+        const BIAS: u32 = 1;
+        const RELU: u32 = 2;
+        const RESIDUAL: u32 = 4;
+        const SLOPE: u32 = 8;
+        if [self.dtype, self.out] != [DType::F32; 2] {
+            return None;
+        }
+        if !last {
+            return Some(0);
+        }
+        let activation = match self.op.activation {
+            Activation::None => 0,
+            Activation::Relu if !self.pre => RELU,
+            _ => return None,
+        };
+        let extra = match self.op.extra {
+            None => 0,
+            Some(Extra::Added) => RESIDUAL,
+            Some(Extra::Slope(Activation::Relu)) => SLOPE,
+            Some(Extra::Slope(_)) => return None,
+        };
+        Some(activation | extra | if self.op.bias { BIAS } else { 0 })
     }
 }
 
@@ -588,4 +621,6 @@ struct Work {
     columns: usize,
     /// Parts of k, summed by groups of their own.
     splits: usize,
+    /// What the epilogue does, where parameters say it.
+    told: Option<u32>,
 }
