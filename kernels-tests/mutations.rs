@@ -51,7 +51,7 @@ const MUTATIONS: &[Mutation] = &[
     once(
         "a dropped barrier: slabs are used before all of them are there",
         "matmul_tile.wgsl",
-        ("stage_b(work, k0, lane);\n        workgroupBarrier();", "stage_b(work, k0, lane);"),
+        ("store_b(&next_b, lane);\n        workgroupBarrier();", "store_b(&next_b, lane);"),
         ("matmul", "NN"),
     ),
     once(
@@ -130,6 +130,12 @@ const MUTATIONS: &[Mutation] = &[
         ("matmul", "NN"),
     ),
     once(
+        "a slab loaded ahead that is the one in use",
+        "matmul_tile.wgsl",
+        ("next_b = load_b(work, k0 + SLAB, lane)", "next_b = load_b(work, k0, lane)"),
+        ("matmul", "large tile"),
+    ),
+    once(
         "a transposed index",
         "matmul_tile.wgsl",
         ("a_slab[k * PITCH + local.y * RM + i]", "a_slab[k * PITCH + i * TY + local.y]"),
@@ -139,8 +145,8 @@ const MUTATIONS: &[Mutation] = &[
         "rows and columns of B exchanged",
         "matmul_tile.wgsl",
         (
-            "(column0 + j) * params.b_column + (k0 + k) * params.b_k",
-            "(column0 + j) * params.b_k + (k0 + k) * params.b_column",
+            "work.b + column * params.b_column + k * params.b_k",
+            "work.b + column * params.b_k + k * params.b_column",
         ),
         ("matmul", "NN"),
     ),

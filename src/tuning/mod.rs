@@ -196,8 +196,9 @@ impl Tile {
 pub(crate) enum Sizes {
     /// matmul_subgroup.wgsl: rows, and columns of four a lane. k is split for so many workgroups.
     Subgroup { tm: u32, tn: u32, groups: usize },
-    /// matmul_tile.wgsl: `tx` x `ty` invocations, `rm` rows and `rn` columns of four each, `slab` of k.
-    Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32, groups: usize },
+    /// matmul_tile.wgsl: `tx` x `ty` invocations, `rm` rows and `rn` columns of four each, `slab` of k, and whether the next is
+    /// loaded meanwhile.
+    Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32, groups: usize, prefetch: bool },
     /// matmul_vector.wgsl.
     Vector { columns: u32, slices: u32, rows: u32 },
     /// attention.wgsl.
@@ -513,7 +514,7 @@ mod tests {
             (&none, product(512, 512, 512), "tile 64x64"),
             (&gpu, product(3, 512, 512), "vector 4"),
             (&gpu, product(5, 512, 512), "tile 32x32"),
-            (&gpu, product(2048, 2048, 512), "tile 128x128"),
+            (&gpu, product(2048, 2048, 512), "tile 128x128 prefetch"),
             (&avx, attention(33, 8), "lanes 24"),
             (&avx, attention(300, 8), "lanes 32"),
             (&avx, attention(300, 32), "lanes 16"),

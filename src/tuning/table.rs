@@ -58,7 +58,11 @@ const fn anywhere(family: Family, name: &'static str, sizes: Sizes) -> Variant {
 }
 
 const fn tile(name: &'static str, [tx, ty, rm, rn, slab]: [u32; 5], groups: usize) -> Variant {
-    anywhere(Family::MatMul, name, Sizes::Tile { tx, ty, rm, rn, slab, groups })
+    anywhere(Family::MatMul, name, Sizes::Tile { tx, ty, rm, rn, slab, groups, prefetch: false })
+}
+
+const fn prefetch(name: &'static str, [tx, ty, rm, rn, slab]: [u32; 5], groups: usize) -> Variant {
+    anywhere(Family::MatMul, name, Sizes::Tile { tx, ty, rm, rn, slab, groups, prefetch: true })
 }
 
 /// B is read for each few rows, so what many rows would take is by rows a load.
@@ -132,7 +136,9 @@ pub(super) static VARIANTS: &[Variant] = &[
     subgroup("subgroup 32x2 unsplit", 32, 2, 1, 1.0),
     subgroup("subgroup 16x2 unsplit", 16, 2, 1, 1.27),
     tile("tile 128x128", [16, 16, 8, 2, 8], MANY),
+    prefetch("tile 128x128 prefetch", [16, 16, 8, 2, 8], MANY),
     tile("tile 64x64", [16, 16, 4, 1, 16], MANY),
+    prefetch("tile 64x64 prefetch", [16, 16, 4, 1, 16], MANY),
     tile("tile 32x32", [8, 8, 4, 1, 16], MANY),
     tile("tile 64x64 unsplit", [16, 16, 4, 1, 16], 1),
     tile("tile 32x32 unsplit", [8, 8, 4, 1, 16], 1),
@@ -214,7 +220,7 @@ pub(super) static RULES: &[Rule] = &[
     Rule { bounds: at_most(M, 2), ..rule(Family::MatMul, &["vector 2"]) },
     Rule { bounds: at_most(M, 4), ..rule(Family::MatMul, &["vector 4"]) },
     // The largest tile that still gives a GPU enough groups.
-    Rule { groups: 128, ..rule(Family::MatMul, &["tile 128x128"]) },
+    Rule { groups: 128, ..rule(Family::MatMul, &["tile 128x128 prefetch"]) },
     Rule { groups: 64, ..rule(Family::MatMul, &["tile 64x64"]) },
     rule(Family::MatMul, &["tile 32x32"]),
     // Wide heads take long to compile, by rows: forward and backward with 64 columns 7.7 s with 32 rows, 1.2 s with 8, which

@@ -334,7 +334,7 @@ impl Lower<'_> {
             ("B_ALONG_K", Const::Bool(b_along_k)),
         ];
         let (name, text, read_a, tile, requires, wanted) = match sizes {
-            Sizes::Tile { tx, ty, rm, rn, slab, groups } => {
+            Sizes::Tile { tx, ty, rm, rn, slab, groups, prefetch } => {
                 // Columns of four are four times as many of one.
                 let rn = rn * 4 / width;
                 let read_a = self.a.read(s.k);
@@ -350,6 +350,7 @@ impl Lower<'_> {
                     ("RN", Const::U32(rn)),
                     ("SLAB", Const::U32(slab)),
                     ("A_ALONG", Const::U32(along)),
+                    ("PREFETCH", Const::Bool(prefetch)),
                 ]);
                 let workgroup_bytes = 4 * slab * (ty * rm + 1 + tx * rn * width);
                 let requires = Requires { workgroup_bytes, invocations: tx * ty, ..Default::default() };
