@@ -264,7 +264,7 @@ const MUTATIONS: &[Mutation] = &[
     once(
         "rows beyond the first workgroup's grid left out",
         "softmax.wgsl",
-        ("let index = group.y * groups.x + group.x;", "let index = group.x;"),
+        ("let index = here.group.y * here.groups.x + here.group.x;", "let index = here.group.x;"),
         ("softmax", "70000"),
     ),
     once(

@@ -24,11 +24,13 @@ fn load(start: u32, i: u32) -> elem {
 }
 
 @compute @workgroup_size(GROUP)
-fn argmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-          @builtin(local_invocation_index) local: u32) {
-    let index = group.y * groups.x + group.x;
-    let place = select(index, index * GROUP + local, WIDTH == 1u);
-    let lane = local % WIDTH;
+fn argmax(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let index = here.group.y * here.groups.x + here.group.x;
+    let place = select(index, index * GROUP + here.local, WIDTH == 1u);
+    let lane = here.local % WIDTH;
     // Beyond the last row the last one is read instead: barriers stay in uniform control flow.
     let row = min(place, params.rows - 1u);
     let start = row * SIZE;
@@ -41,9 +43,9 @@ fn argmax(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) grou
             at = i;
         }
     }
-    let row_top = row_max(top, local);
+    let row_top = row_max(top, here.local);
     // Within a lane `at` is the first place of its maximum, so the least of them is the row's first. SIZE is below 2^24.
-    let best = u32(-row_max(-f32(select(SIZE, at, top == row_top)), local));
+    let best = u32(-row_max(-f32(select(SIZE, at, top == row_top)), here.local));
     if lane == 0u && place < params.rows {
         if best < SIZE {
             out[row] = best * ELEM + elem_find(load(start, best), row_top);

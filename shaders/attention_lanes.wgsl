@@ -246,9 +246,9 @@ fn weigh_rows(x: ptr<function, Scores>, what: u32, rows: Source, first: u32, lan
 
 @compute @workgroup_size(LANES)
 fn forward_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                 @builtin(local_invocation_index) lane: u32) {
+                 @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) lanes: u32) {
     let at = lane_place(group, groups, params.t);
-    if !at.inside {
+    if !at.inside || lanes != LANES {
         return;
     }
     let b = at.b;
@@ -379,9 +379,9 @@ fn weigh_rows_d_out(x: ptr<function, Scores>, rows: Source, first: u32, lane: u3
 
 @compute @workgroup_size(LANES)
 fn backward_q_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                    @builtin(local_invocation_index) lane: u32) {
+                    @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) lanes: u32) {
     let at = lane_place(group, groups, params.t);
-    if !at.inside {
+    if !at.inside || lanes != LANES {
         return;
     }
     let b = at.b;
@@ -528,9 +528,9 @@ fn sum_queries_lanes(b: u32, h: u32, s0: u32, lane: u32, sums_k: ptr<function, R
 // Every column of d_k and d_v is written, those of keys that no query attends to with 0.
 @compute @workgroup_size(LANES)
 fn backward_kv_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                     @builtin(local_invocation_index) lane: u32) {
+                     @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) lanes: u32) {
     let at = lane_place(group, groups, params.s);
-    if !at.inside {
+    if !at.inside || lanes != LANES {
         return;
     }
     var sums_k = no_row_sums();
@@ -553,9 +553,9 @@ fn backward_kv_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workg
 // The same where k and v are columns of one tensor.
 @compute @workgroup_size(LANES)
 fn backward_kv_joint_lanes(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                           @builtin(local_invocation_index) lane: u32) {
+                           @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) lanes: u32) {
     let at = lane_place(group, groups, params.s);
-    if !at.inside {
+    if !at.inside || lanes != LANES {
         return;
     }
     var sums_k = no_row_sums();

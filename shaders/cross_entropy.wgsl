@@ -43,12 +43,12 @@ struct Row {
 // Reads a row once and writes its partial. Each lane keeps the largest of its logits so far and scales its sum when that
 // grows. It starts from the row's first logit, so no sentinel is needed; so does the sum for the mean, which then does not
 // cancel when all logits are large.
-fn reduce_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> Row {
-    let index = group.y * groups.x + group.x;
-    let place = select(index, index * GROUP + local, WIDTH == 1u);
+fn reduce_row(here: Place) -> Row {
+    let index = here.group.y * here.groups.x + here.group.x;
+    let place = select(index, index * GROUP + here.local, WIDTH == 1u);
     var row: Row;
     row.index = min(place, params.rows - 1u);
-    row.lane = local % WIDTH;
+    row.lane = here.local % WIDTH;
     row.writes = place < params.rows;
     let id = targets[row.index];
     row.counts = id != params.ignore;
@@ -71,13 +71,13 @@ fn reduce_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> Row {
         sum += elem_sum(exp_below(v - top));
         offsets += elem_sum(v - shift);
     }
-    row.top = row_max(top, local);
+    row.top = row_max(top, here.local);
     // Within a lane `at` is the first place of its maximum, so the least of them is the row's first. SIZE is below 2^24.
-    let best = u32(-row_max(-f32(select(SIZE - 1u, at, top == row.top)), local));
+    let best = u32(-row_max(-f32(select(SIZE - 1u, at, top == row.top)), here.local));
     // The last readings of logits: the sums are there when all invocations are past them.
     let first = best * ELEM + elem_find(logits[start + best], row.top);
     let nll = row.top - elem_get(logits[start + row.goal / ELEM], row.goal % ELEM);
-    let sums = row_sum2(vec2<f32>(sum * exp(max(top - row.top, -100.0)), offsets), local);
+    let sums = row_sum2(vec2<f32>(sum * exp(max(top - row.top, -100.0)), offsets), here.local);
     row.sum = sums.x;
     if row.lane == 0u && row.writes {
         var partial = vec4<f32>(0.0);
@@ -92,15 +92,19 @@ fn reduce_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> Row {
 }
 
 @compute @workgroup_size(GROUP)
-fn row_loss(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) local: u32) {
-    _ = reduce_row(group, groups, local);
+fn row_loss(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    _ = reduce_row(here);
 }
 
 @compute @workgroup_size(GROUP)
-fn row_loss_gradient(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-                     @builtin(local_invocation_index) local: u32) {
-    let row = reduce_row(group, groups, local);
+fn row_loss_gradient(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let row = reduce_row(here);
     if !row.writes {
         return;
     }
@@ -130,7 +134,11 @@ fn row_loss_gradient(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workg
 @group(0) @binding(3) var<storage, read_write> stats_out: array<f32>; // [3]: sum of losses, correct, count
 
 @compute @workgroup_size(GROUP)
-fn reduce(@builtin(local_invocation_index) lane: u32) {
+fn reduce(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let lane = here.local;
     var part = vec4<f32>(0.0);
     for (var i = lane; i < params.rows; i += GROUP) {
         part += row_partials[i];
@@ -149,7 +157,11 @@ fn reduce(@builtin(local_invocation_index) lane: u32) {
 @group(0) @binding(1) var<storage, read_write> inverse: array<f32>; // [1]: 1 / max(targets that are not ignored, 1)
 
 @compute @workgroup_size(GROUP)
-fn count_targets(@builtin(local_invocation_index) lane: u32) {
+fn count_targets(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let lane = here.local;
     var part = 0.0;
     for (var i = lane; i < params.rows; i += GROUP) {
         part += select(1.0, 0.0, all_targets[i] == params.ignore);

@@ -32,9 +32,9 @@ const COUNT = f32(SIZE * ELEM); // C
 
 // The first of the ROWS rows that a lane works on. Rows beyond the last one are read as the last one and not written:
 // so barriers stay in uniform control flow.
-fn first_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
-    let index = group.y * groups.x + group.x;
-    return select(index, index * GROUP + local, WIDTH == 1u) * ROWS;
+fn first_row(here: Place) -> u32 {
+    let index = here.group.y * here.groups.x + here.group.x;
+    return select(index, index * GROUP + here.local, WIDTH == 1u) * ROWS;
 }
 
 @group(0) @binding(0) var<storage, read> x: array<stored>; // [rows, SIZE]
@@ -58,10 +58,12 @@ fn sum_at(i: u32, key: vec2<u32>) -> elem {
 }
 
 @compute @workgroup_size(GROUP)
-fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-           @builtin(local_invocation_index) local: u32) {
-    let first = first_row(group, groups, local);
-    let lane = local % WIDTH;
+fn forward(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let first = first_row(here);
+    let lane = here.local % WIDTH;
     var key = vec2<u32>(0u);
     if DROPOUT {
         key = random_key(vec2<u32>(seed[0], seed[1]), params.site);
@@ -96,7 +98,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 sum += v;
             }
         }
-        let mean = row_sum(elem_sum(sum), local) / COUNT;
+        let mean = row_sum(elem_sum(sum), here.local) / COUNT;
         var squares = elem(0.0);
         var rest = elem(0.0);
         for (var step = 0u; step < STEPS; step++) {
@@ -115,7 +117,7 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
                 rest += d;
             }
         }
-        let moments = row_sum2(vec2<f32>(elem_sum(squares), elem_sum(rest)), local) / COUNT;
+        let moments = row_sum2(vec2<f32>(elem_sum(squares), elem_sum(rest)), here.local) / COUNT;
         let shift = moments.y;
         let inv = inverseSqrt(max(moments.x - shift * shift, 0.0) + params.eps);
         if writes {
@@ -157,10 +159,12 @@ fn normalised(v: elem, s: vec4<f32>) -> elem {
 }
 
 @compute @workgroup_size(GROUP)
-fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) local: u32) {
-    let first = first_row(group, groups, local);
-    let lane = local % WIDTH;
+fn backward(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let first = first_row(here);
+    let lane = here.local % WIDTH;
     var key = vec2<u32>(0u);
     if DROPOUT {
         key = random_key(vec2<u32>(same_seed[0], same_seed[1]), params.site);
@@ -201,7 +205,7 @@ fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
                 sum_gn += g * n;
             }
         }
-        let means = row_sum2(vec2<f32>(elem_sum(sum_g), elem_sum(sum_gn)), local) / COUNT;
+        let means = row_sum2(vec2<f32>(elem_sum(sum_g), elem_sum(sum_gn)), here.local) / COUNT;
         if writes {
             for (var step = 0u; step < STEPS; step++) {
                 let i = step * WIDTH + lane;

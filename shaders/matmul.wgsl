@@ -91,6 +91,10 @@ fn finish(sum: elem, index: u32, column: u32) {
     finish_biased(v, index);
 }
 
+fn put(index: u32, v: elem) {
+    out[index] = out_elem(v);
+}
+
 // What follows the bias.
 fn finish_biased(x: elem, index: u32) {
     save_pre(index, x);
@@ -100,7 +104,7 @@ fn finish_biased(x: elem, index: u32) {
     } else if RESIDUAL {
         v += elem(residual[index]);
     }
-    out[index] = out_elem(v);
+    put(index, v);
 }
 
 // Writes the sum of a column of B. Where k is split it is the row after the last of the slice that starts at `start`.

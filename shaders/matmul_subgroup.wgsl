@@ -50,9 +50,10 @@ fn load_b(starts: ptr<function, array<vec4<u32>, TN>>, k: u32, k_end: u32)
 
 @compute @workgroup_size(LANES)
 fn subgroup(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) lane: u32) {
+            @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) lanes: u32) {
     let index = group.y * groups.x + group.x;
-    if index >= params.count {
+    // Where a device runs with other sub-groups than it has told, nothing is written, which is seen.
+    if index >= params.count || lanes != LANES {
         return;
     }
     let work = work_of(index);
@@ -180,9 +181,9 @@ fn store_four(v: vec4<f32>, index: u32, column: u32) {
         if column + c < params.n {
             let x = elem_at(v, c);
             if LATER {
-                out[index + c] = out_elem(x);
+                put(index + c, x);
             } else if BY_PARAMS {
-                out[index + c] = out_elem(select(x, activate(x, ACT_RELU), does(WITH_RELU)));
+                put(index + c, select(x, activate(x, ACT_RELU), does(WITH_RELU)));
             } else {
                 finish_biased(x, index + c);
             }
@@ -195,7 +196,7 @@ fn finish_later(index: u32) {
     let v = elem(out[index]);
     if BY_PARAMS {
         let x = elem(residual[index]);
-        out[index] = out_elem(select(v + x, v * activate_slope(x, ACT_RELU), does(WITH_SLOPE)));
+        put(index, select(v + x, v * activate_slope(x, ACT_RELU), does(WITH_SLOPE)));
     } else {
         finish_biased(v, index);
     }

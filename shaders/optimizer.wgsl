@@ -30,8 +30,12 @@ struct Params {
 @group(0) @binding(1) var<storage, read_write> partials: array<f32>; // one for each workgroup
 
 @compute @workgroup_size(GROUP)
-fn norm_partial(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let first = group.x * params.share;
+fn norm_partial(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let lane = here.local;
+    let first = here.group.x * params.share;
     let end = min(first + params.share, params.count);
     var sum: array<vec4<f32>, EACH>;
     for (var j = 0u; j < EACH; j++) {
@@ -55,7 +59,7 @@ fn norm_partial(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocati
     }
     let total = row_sum((all.x + all.y) + (all.z + all.w), lane);
     if lane == 0u {
-        partials[group.x] = total;
+        partials[here.group.x] = total;
     }
 }
 
@@ -69,7 +73,11 @@ fn is_finite(v: f32) -> bool {
 }
 
 @compute @workgroup_size(GROUP)
-fn norm_final(@builtin(local_invocation_index) lane: u32) {
+fn norm_final(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let lane = here.local;
     var sum = 0.0;
     for (var i = lane; i < params.count; i += GROUP) {
         sum += shares[i];

@@ -29,19 +29,21 @@ fn exp_below_1(v: f32) -> f32 {
 
 // The first of the ROWS rows that a lane works on. Rows beyond the last one are read as the last one and not written:
 // so barriers stay in uniform control flow.
-fn first_row(group: vec3<u32>, groups: vec3<u32>, local: u32) -> u32 {
-    let index = group.y * groups.x + group.x;
-    return select(index, index * GROUP + local, WIDTH == 1u) * ROWS;
+fn first_row(here: Place) -> u32 {
+    let index = here.group.y * here.groups.x + here.group.x;
+    return select(index, index * GROUP + here.local, WIDTH == 1u) * ROWS;
 }
 
 @group(0) @binding(0) var<storage, read> x: array<elem>; // [rows, SIZE]
 @group(0) @binding(1) var<storage, read_write> y: array<elem>; // [rows, SIZE]
 
 @compute @workgroup_size(GROUP)
-fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-           @builtin(local_invocation_index) local: u32) {
-    let first = first_row(group, groups, local);
-    let lane = local % WIDTH;
+fn forward(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let first = first_row(here);
+    let lane = here.local % WIDTH;
     for (var r = 0u; r < ROWS; r++) {
         let row = first + r;
         let writes = row < params.rows;
@@ -70,8 +72,8 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
             sum = sum * exp_below_1(best - new_best) + elem_sum(part);
             best = new_best;
         }
-        let row_best = row_max(best, local);
-        let row_total = row_sum(sum * exp_below_1(best - row_best), local);
+        let row_best = row_max(best, here.local);
+        let row_total = row_sum(sum * exp_below_1(best - row_best), here.local);
         if writes {
             if LOG {
                 let log_total = log(row_total);
@@ -116,10 +118,12 @@ fn forward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gro
 @group(0) @binding(2) var<storage, read_write> d_x: array<elem>; // [rows, SIZE]
 
 @compute @workgroup_size(GROUP)
-fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) local: u32) {
-    let first = first_row(group, groups, local);
-    let lane = local % WIDTH;
+fn backward(here: Place) {
+    if !as_planned(here) {
+        return;
+    }
+    let first = first_row(here);
+    let lane = here.local % WIDTH;
     for (var r = 0u; r < ROWS; r++) {
         let row = first + r;
         let writes = row < params.rows;
@@ -147,7 +151,7 @@ fn backward(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) gr
                 }
             }
         }
-        let total = row_sum(elem_sum(part), local);
+        let total = row_sum(elem_sum(part), here.local);
         if writes {
             for (var chunk = 0u; chunk < STEPS; chunk += CHUNK) {
                 for (var j = 0u; j < CHUNK; j++) {

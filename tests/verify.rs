@@ -161,7 +161,7 @@ fn of_large_nodes_parts_are_compared_and_corners_among_them() {
     assert_eq!(found.elements, 2 * all);
     assert!(found.compared > all && found.compared < all + all / 10, "{found:?}");
     for (index, at) in [(0, [0, 0]), (n * n - 1, [n - 1, n - 1])] {
-        let wrong = format!("if index == {index}u {{ v += elem(1.0); }} out[index] = out_elem(v);");
+        let wrong = format!("out[index] = out_elem(v + select(0.0, 1.0, index == {index}u));");
         let found =
             verify_sampled(&g, y, |plan| replace(plan, "matmul", "out[index] = out_elem(v);", &wrong));
         let Problem::Wrong(m) = &found.troubles[0].problem else { panic!("{}", found.troubles[0]) };

@@ -71,11 +71,14 @@ impl Text {
         of_workgroup.map(|(_, v, _)| size(v).next_multiple_of(16)).sum()
     }
 
-    /// Whether an entry point asks the device for its sub-group size.
+    /// Whether an entry point asks the device for its sub-group size, by a parameter or in a struct of them.
     fn reads_subgroup_size(&self) -> bool {
         let arguments = &self.entry().function.arguments;
         let size = Some(naga::Binding::BuiltIn(naga::BuiltIn::SubgroupSize));
-        arguments.iter().any(|a| a.binding == size)
+        arguments.iter().any(|a| match &self.module.types[a.ty].inner {
+            naga::TypeInner::Struct { members, .. } => members.iter().any(|m| m.binding == size),
+            _ => a.binding == size,
+        })
     }
 }
 
@@ -225,10 +228,10 @@ fn limits(kernel: &Kernel, text: &Text, profiles: &[Profile]) -> Vec<String> {
             requires.workgroup_bytes
         ));
     }
-    // The size is used in that a workgroup is one whole sub-group; else the shader must ask for it.
-    if requires.subgroup_size.is_some_and(|n| n != invocations) && !text.reads_subgroup_size() {
+    // A device may run with another size than it has told: the shader must ask.
+    if requires.subgroup_size.is_some() && !text.reads_subgroup_size() {
         problems.push(format!(
-            "requires sub-groups of {:?}, but nothing in it is of that size",
+            "requires sub-groups of {:?}, but does not read their size",
             requires.subgroup_size
         ));
     }

@@ -148,7 +148,7 @@ const KERNELS: &[Wrong] = &[
             edit(k, "= x[lane]", "= subgroupAdd(x[lane])");
             k.requires.subgroup_size = Some(8);
         },
-        "requires sub-groups of Some(8), but nothing in it is of that size",
+        "requires sub-groups of Some(8), but does not read their size",
     ),
     (
         |k| {

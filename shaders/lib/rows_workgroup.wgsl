@@ -1,6 +1,17 @@
 // A row belongs to a workgroup (WIDTH = GROUP, a power of two): trees in workgroup memory, 8 * WIDTH bytes. Every
 // invocation of the group must call these, in uniform control flow, with `lane` its local invocation index.
 
+struct Place {
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+}
+
+// Whether rows are shared out as the host has planned.
+fn as_planned(here: Place) -> bool {
+    return true;
+}
+
 var<workgroup> row_cells: array<vec2<f32>, WIDTH>;
 
 fn row_sum2(v: vec2<f32>, lane: u32) -> vec2<f32> {

@@ -341,7 +341,8 @@ impl Op for Adam {
         let mut kernel = kernel(l, "adam", bindings);
         set(&mut kernel, "DECOUPLED", s.decoupled);
         // Nothing is summed over the workgroup.
-        kernel.requires.workgroup_bytes = 0;
+        kernel.parts[1] = lib_wgsl::ROWS_INVOCATION.into();
+        kernel.requires = Requires { invocations: kernel.requires.invocations, ..Default::default() };
         let per_group = (kernel.requires.invocations * each(l)) as usize;
         l.push(Dispatch {
             kernel,
