@@ -68,10 +68,10 @@ fn ctrl_c_ends_after_the_step_and_saves() {
 #[test]
 fn an_interrupted_training_goes_on_as_if_it_had_not_been() {
     let folder = tempfile::tempdir().unwrap();
-    let output = interrupted(folder.path(), "20");
+    let output = interrupted(folder.path(), "8");
     assert!(
         text(&output.stdout).contains("stopped by Ctrl-C"),
-        "20 steps were too few: {}",
+        "8 steps were too few: {}",
         text(&output.stdout)
     );
     fails(
@@ -100,6 +100,6 @@ fn an_interrupted_training_goes_on_as_if_it_had_not_been() {
         };
         text.lines().map(line).collect()
     };
-    assert_eq!(losses("model").len(), 20);
+    assert_eq!(losses("model").len(), 8);
     assert_eq!(losses("model"), losses("whole"));
 }
