@@ -58,6 +58,8 @@ pub struct DeviceProfile {
     pub subgroup_max: u32,
     /// 16-bit floats may be used in shaders.
     pub f16: bool,
+    /// The compiler keeps a function's arrays in memory, and unrolls no loops.
+    pub arrays_in_memory: bool,
     /// Storage buffers a shader stage.
     pub max_storage_buffers: u32,
     /// Bytes of workgroup memory.
@@ -98,6 +100,7 @@ impl DeviceProfile {
             subgroup_min: 4,
             subgroup_max: 128,
             f16: false,
+            arrays_in_memory: false,
             max_storage_buffers: 8,
             max_workgroup_bytes: 16384,
             max_invocations: 256,

@@ -31,6 +31,7 @@ pub(super) fn from(
         subgroup_min: info.subgroup_min_size,
         subgroup_max: info.subgroup_max_size,
         f16: features.contains(wgpu::Features::SHADER_F16),
+        arrays_in_memory: info.driver.contains("SwiftShader"),
         max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
         max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
         max_invocations: limits

@@ -19,7 +19,7 @@ use crate::rng::Rng;
 use crate::{DType, Error, Result, Shape, Tensor64, TensorType};
 use std::sync::Arc;
 
-pub(super) use lower::{PACK, SOURCE, SUBGROUP, TILE, VECTOR};
+pub(super) use lower::{PACK, PLAIN, SOURCE, SUBGROUP, TILE, VECTOR};
 
 /// How a factor is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

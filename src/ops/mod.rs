@@ -41,6 +41,7 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "matmul", source: matmul::SOURCE, entries: &["reduce", "zero"] },
     Family { name: "matmul_subgroup", source: matmul::SUBGROUP, entries: &["subgroup"] },
     Family { name: "matmul_pack", source: matmul::PACK, entries: &["pack"] },
+    Family { name: "matmul_plain", source: matmul::PLAIN, entries: &["plain"] },
     Family { name: "matmul_tile", source: matmul::TILE, entries: &["tile"] },
     Family { name: "matmul_vector", source: matmul::VECTOR, entries: &["vector"] },
     Family { name: "column_sum", source: column_sum::SOURCE, entries: &["forward"] },

@@ -19,7 +19,7 @@ pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
         f16: own.f16,
         ..DeviceProfile::portable()
     };
-    let software = DeviceProfile { class: DeviceClass::Cpu, ..portable.clone() };
+    let software = DeviceProfile { class: DeviceClass::Cpu, arrays_in_memory: true, ..portable.clone() };
     vec![(OWN, own), ("portable", portable), ("portable software", software)]
 }
 
@@ -60,7 +60,7 @@ pub fn known_profiles() -> Vec<(&'static str, DeviceProfile)> {
         ("WebGPU's default limits on a CPU", DeviceProfile { class: DeviceClass::Cpu, ..portable }),
         ("lavapipe with AVX", lavapipe(8)),
         ("lavapipe with AVX-512", lavapipe(16)),
-        ("SwiftShader", DeviceProfile { max_storage_buffers: 10, ..software(4) }),
+        ("SwiftShader", DeviceProfile { max_storage_buffers: 10, arrays_in_memory: true, ..software(4) }),
         ("a discrete GPU with sub-groups of 32", gpu(DeviceClass::Discrete, 32, 32)),
         ("a discrete GPU with sub-groups of 16 to 64", gpu(DeviceClass::Discrete, 16, 64)),
         ("an integrated GPU with sub-groups of 8 to 32", gpu(DeviceClass::Integrated, 8, 32)),

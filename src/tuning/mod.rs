@@ -199,6 +199,8 @@ pub(crate) enum Sizes {
     /// matmul_tile.wgsl: `tx` x `ty` invocations, `rm` rows and `rn` columns of four each, `slab` of k, and whether the next is
     /// loaded meanwhile.
     Tile { tx: u32, ty: u32, rm: u32, rn: u32, slab: u32, groups: usize, prefetch: bool },
+    /// matmul_plain.wgsl: `across` x `down` invocations, of eight rows each.
+    Plain { across: u32, down: u32, groups: usize },
     /// matmul_vector.wgsl.
     Vector { columns: u32, slices: u32, rows: u32 },
     /// attention.wgsl.
@@ -274,6 +276,7 @@ impl Variant {
         match self.sizes {
             Sizes::Subgroup { tm, tn, .. } => [tm as usize, 4 * (tn * lanes) as usize],
             Sizes::Tile { tx, ty, rm, rn, .. } => [(ty * rm) as usize, 4 * (tx * rn) as usize],
+            Sizes::Plain { across, down, .. } => [8 * down as usize, 4 * across as usize],
             Sizes::Vector { columns, rows, .. } => [rows as usize, 4 * columns as usize],
             Sizes::Tiled(tile) | Sizes::Parts(tile, _) | Sizes::Whole(tile) => [tile.rows(), 1],
             Sizes::Lanes { rows } => [rows, 1],
@@ -312,6 +315,8 @@ struct Rule {
     /// Empty: any.
     kernel: &'static str,
     class: Option<DeviceClass>,
+    /// Only where a function's arrays are in memory.
+    arrays_in_memory: bool,
     lanes: Lanes,
     bounds: Bounds,
     /// The least number of workgroups.
@@ -326,6 +331,7 @@ impl Rule {
         let holds = self.family == query.family
             && (self.kernel.is_empty() || self.kernel == query.kernel)
             && self.class.is_none_or(|class| class == profile.class)
+            && (!self.arrays_in_memory || profile.arrays_in_memory)
             && self.lanes.allows(own)
             && within(&self.bounds, &query.shape);
         if !holds {
@@ -379,6 +385,7 @@ fn one(variant: &'static Variant, kernel: &'static str, bounds: Bounds) -> Rule 
         family: variant.family,
         kernel,
         class: None,
+        arrays_in_memory: false,
         lanes: Lanes::Any,
         bounds,
         groups: 0,

@@ -14,6 +14,7 @@ pub(in crate::ops) const SOURCE: &str = include_str!("../../../shaders/matmul.wg
 pub(in crate::ops) const SUBGROUP: &str = include_str!("../../../shaders/matmul_subgroup.wgsl");
 pub(in crate::ops) const PACK: &str = include_str!("../../../shaders/matmul_pack.wgsl");
 pub(in crate::ops) const TILE: &str = include_str!("../../../shaders/matmul_tile.wgsl");
+pub(in crate::ops) const PLAIN: &str = include_str!("../../../shaders/matmul_plain.wgsl");
 pub(in crate::ops) const VECTOR: &str = include_str!("../../../shaders/matmul_vector.wgsl");
 const PRE: &str = include_str!("../../../shaders/matmul_pre.wgsl");
 const SUMS: &str = include_str!("../../../shaders/matmul_sums.wgsl");
@@ -319,7 +320,7 @@ impl Lower<'_> {
         })
     }
 
-    /// matmul_tile.wgsl, or matmul_vector.wgsl for a few rows.
+    /// matmul_tile.wgsl, matmul_plain.wgsl, or matmul_vector.wgsl for a few rows.
     fn portable(&self, l: &mut Lowering, sizes: Sizes) -> Result<()> {
         let s = &self.op.at;
         // These read B by the type that they write.
@@ -355,6 +356,11 @@ impl Lower<'_> {
                 let workgroup_bytes = 4 * slab * (ty * rm + 1 + tx * rn * width);
                 let requires = Requires { workgroup_bytes, invocations: tx * ty, ..Default::default() };
                 ("tile", TILE, read_a, (ty * rm, tx * rn), requires, groups)
+            }
+            Sizes::Plain { across, down, groups } => {
+                constants.extend([("ACROSS", Const::U32(across)), ("DOWN", Const::U32(down))]);
+                let requires = Requires { invocations: across * down, ..Default::default() };
+                ("plain", PLAIN, Read::Scalar, (down * 8, across), requires, groups)
             }
             Sizes::Vector { columns, slices, rows } => {
                 constants.extend([
