@@ -9,7 +9,7 @@
 //! 4. model: whole models against other software's numbers.
 //!
 //! On software adapters runtime checks, and poison and orders of kernels that are chosen for other devices, are left to one
-//! case in eight and to the first case of each kernel: compilation takes longest there.
+//! case in sixteen and to the first case of each kernel: compilation takes longest there.
 //!
 //! `--brief` is for a second adapter whose compiler is slow: no runtime checks, and kernels that are chosen for other devices
 //! run in such cases alone and as they are; the two longest tests are left out.

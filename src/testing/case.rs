@@ -519,7 +519,7 @@ fn same(a: &Plan, b: &Plan) -> bool {
 /// On software adapters, where compilation is most of a test's time and runtime checks treble it, one case in so many runs
 /// with them, and kernels that are chosen for other devices run there with poison and in another order. So does each case
 /// that has a kernel which no case before had. Where little time is to be spent, only such cases run other devices' kernels.
-const THOROUGH: u64 = 8;
+const THOROUGH: u64 = 16;
 
 /// What running a case's kernels gave.
 #[derive(Clone, Debug, Default)]
