@@ -8,8 +8,9 @@
 //! 3. contract: what each shader and its host side agree on; no device.
 //! 4. model: whole models against other software's numbers.
 //!
-//! On software adapters runtime checks, and poison and orders of kernels that are chosen for other devices, are left to one
-//! case in sixteen and to the first case of each kernel: compilation takes longest there.
+//! On software adapters runtime checks, poison and orders of kernels that are chosen for other devices, and the kernels that
+//! another software adapter would choose, are left to one case in sixteen and to the first case of each kernel: compilation
+//! takes longest there. The device's own kernels have poison and orders in one case of two.
 //!
 //! `--brief` is for a second adapter whose compiler is slow: no runtime checks, and kernels that are chosen for other devices
 //! run in such cases alone and as they are; the two longest tests are left out.

@@ -32,8 +32,8 @@ const SIZES: [f64; 5] = [1.0, 1e-3, 10.0, 1e-20, 1e-39];
 pub fn tests(cases: Option<u32>) -> Vec<Test> {
     let draws = |default: u32| cases.unwrap_or(default);
     vec![
-        test("attention", draws(12), attentions, attention_case),
-        test("matmul", draws(12), products, product_case),
+        test("attention", draws(8), attentions, attention_case),
+        test("matmul", draws(8), products, product_case),
         test("layer_norm", draws(16), norms, norm_case),
         test("softmax", draws(16), softmaxes, softmax_case),
         test("cross_entropy", draws(16), losses, loss_case),

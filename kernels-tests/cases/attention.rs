@@ -172,7 +172,7 @@ fn halves(cases: &mut Vec<Case>) {
             cases.push(half(format!("{option} {name}"), a, *change));
         }
     }
-    for head in [1, 4, 20, 32, 64, 67, 256] {
+    for head in [1, 4, 20, 64, 67] {
         cases.push(half(format!("head {head}"), setup(2, 9, 13, 1, head), |a| a.causal = true));
     }
     for n in [1, 15, 65] {

@@ -264,8 +264,12 @@ fn strided(cases: &mut Vec<Case>) {
 /// 16-bit floats: every size, as a layer has it, and what else a factor, an epilogue and a result can be.
 fn halves(cases: &mut Vec<Case>) {
     for (name, form_a, form_b) in FORMS {
-        // A transposed A is of gradients alone.
-        let every = if form_a == Form::Transposed { 6 } else { 1 };
+        // Each is another kernel to compile, and how a factor lies is the f32 cases' part. A transposed A is of gradients alone.
+        let every = match (form_a, form_b) {
+            (Form::Transposed, _) => 6,
+            (_, Form::Transposed) => 3,
+            _ => 1,
+        };
         for (i, [m, n, k]) in SIZES.into_iter().enumerate().step_by(every) {
             // In turn, since each is other kernels to compile.
             let wide = (i + (form_b == Form::Plain) as usize).is_multiple_of(2);
@@ -284,8 +288,8 @@ fn halves(cases: &mut Vec<Case>) {
     }
     for act in [Activation::Relu, Activation::Gelu] {
         for wide in [false, true] {
-            for [m, n, k] in [[6, 36, 24], [7, 13, 5], [18, 36, 1100], [35, 67, 1031], [2, 64, 16], [3, 4, 1]]
-            {
+            let sizes = [[6, 36, 24], [7, 13, 5], [35, 67, 1031], [18, 36, 1100], [2, 64, 16], [3, 4, 1]];
+            for [m, n, k] in sizes.into_iter().skip(wide as usize).step_by(2) {
                 let build = move |b: &mut Build| {
                     let (x, w) = (b.half("a", [m, k], 1.0), b.half("b", [k, n], 0.2));
                     let bias = Some(b.half("bias", [n], 1.0));

@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The name of a device's own profile.
 pub(super) const OWN: &str = "own";
 
+/// That of the least that a software adapter has.
+pub(super) const SOFTWARE: &str = "portable software";
+
 /// The profiles to lower for on a device: its own, and the least that every device has, on a GPU and on a CPU; with 16-bit
 /// floats where its own has them.
 pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
@@ -20,7 +23,7 @@ pub fn profiles(gpu: &Gpu) -> Vec<(&'static str, DeviceProfile)> {
         ..DeviceProfile::portable()
     };
     let software = DeviceProfile { class: DeviceClass::Cpu, arrays_in_memory: true, ..portable.clone() };
-    vec![(OWN, own), ("portable", portable), ("portable software", software)]
+    vec![(OWN, own), ("portable", portable), (SOFTWARE, software)]
 }
 
 /// Devices that there are: what a kernel is made of may depend on any of these numbers.
