@@ -204,7 +204,7 @@ const fn cpu(family: Family, lanes: Lanes, variants: &'static [&'static str]) ->
 
 /// The first that holds chooses.
 pub(super) static RULES: &[Rule] = &[
-    // 2 to 4 times as fast as tiles, and as fast as `vector` on a row, on SwiftShader.
+    // On SwiftShader 2 to 8 times as fast as the others (benches/README.md).
     Rule { arrays_in_memory: true, ..rule(Family::MatMul, &["plain"]) },
     Rule {
         bounds: at_least(M, 4),
