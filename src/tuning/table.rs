@@ -139,6 +139,8 @@ pub(super) static VARIANTS: &[Variant] = &[
     prefetch("tile 128x128 prefetch", [16, 16, 8, 2, 8], MANY),
     tile("tile 64x64", [16, 16, 4, 1, 16], MANY),
     prefetch("tile 64x64 prefetch", [16, 16, 4, 1, 16], MANY),
+    // As much a thread as the largest has.
+    prefetch("tile 64x64 of 8x8 prefetch", [8, 8, 8, 2, 8], MANY),
     tile("tile 32x32", [8, 8, 4, 1, 16], MANY),
     tile("tile 64x64 unsplit", [16, 16, 4, 1, 16], 1),
     tile("tile 32x32 unsplit", [8, 8, 4, 1, 16], 1),
