@@ -136,6 +136,12 @@ const MUTATIONS: &[Mutation] = &[
         ("matmul", "large tile"),
     ),
     once(
+        "the row before in place of the last of eight",
+        "matmul_plain.wgsl",
+        ("min(row + 7u, last)", "min(row + 6u, last)"),
+        ("matmul", "NN"),
+    ),
+    once(
         "a transposed index",
         "matmul_tile.wgsl",
         ("a_slab[k * PITCH + local.y * RM + i]", "a_slab[k * PITCH + i * TY + local.y]"),

@@ -18,8 +18,32 @@ struct Eight {
     s7: elem,
 }
 
+// Where A's eight rows start.
+struct Starts {
+    a0: u32,
+    a1: u32,
+    a2: u32,
+    a3: u32,
+    a4: u32,
+    a5: u32,
+    a6: u32,
+    a7: u32,
+}
+
 fn a_value(index: u32) -> elem {
     return elem(vec4<f32>(a_wide(a[index])).x);
+}
+
+// Adds A at `step` from the start of each row times v.
+fn add(acc: ptr<function, Eight>, at: Starts, step: u32, v: elem) {
+    (*acc).s0 = fma(a_value(at.a0 + step), v, (*acc).s0);
+    (*acc).s1 = fma(a_value(at.a1 + step), v, (*acc).s1);
+    (*acc).s2 = fma(a_value(at.a2 + step), v, (*acc).s2);
+    (*acc).s3 = fma(a_value(at.a3 + step), v, (*acc).s3);
+    (*acc).s4 = fma(a_value(at.a4 + step), v, (*acc).s4);
+    (*acc).s5 = fma(a_value(at.a5 + step), v, (*acc).s5);
+    (*acc).s6 = fma(a_value(at.a6 + step), v, (*acc).s6);
+    (*acc).s7 = fma(a_value(at.a7 + step), v, (*acc).s7);
 }
 
 // Ends a row.
@@ -42,14 +66,16 @@ fn plain(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) group
     let row = (work.tile_m * DOWN + local.y) * 8u;
     // Rows beyond the last one are read as that one and not written.
     let last = params.m - 1u;
-    let a0 = work.a + min(row, last) * params.a_row;
-    let a1 = work.a + min(row + 1u, last) * params.a_row;
-    let a2 = work.a + min(row + 2u, last) * params.a_row;
-    let a3 = work.a + min(row + 3u, last) * params.a_row;
-    let a4 = work.a + min(row + 4u, last) * params.a_row;
-    let a5 = work.a + min(row + 5u, last) * params.a_row;
-    let a6 = work.a + min(row + 6u, last) * params.a_row;
-    let a7 = work.a + min(row + 7u, last) * params.a_row;
+    let starts = Starts(
+        work.a + min(row, last) * params.a_row,
+        work.a + min(row + 1u, last) * params.a_row,
+        work.a + min(row + 2u, last) * params.a_row,
+        work.a + min(row + 3u, last) * params.a_row,
+        work.a + min(row + 4u, last) * params.a_row,
+        work.a + min(row + 5u, last) * params.a_row,
+        work.a + min(row + 6u, last) * params.a_row,
+        work.a + min(row + 7u, last) * params.a_row,
+    );
     var acc: Eight;
     var column_sum = elem(0.0);
     if B_ALONG_K {
@@ -61,29 +87,13 @@ fn plain(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) group
             let r3 = vec4<f32>(b_wide(b[at + 3u * params.b_column]));
             for (var c = 0u; c < 4u; c++) {
                 let v = elem_from(vec4(r0[c], r1[c], r2[c], r3[c]));
-                let s = (k + c) * params.a_k;
-                acc.s0 = fma(a_value(a0 + s), v, acc.s0);
-                acc.s1 = fma(a_value(a1 + s), v, acc.s1);
-                acc.s2 = fma(a_value(a2 + s), v, acc.s2);
-                acc.s3 = fma(a_value(a3 + s), v, acc.s3);
-                acc.s4 = fma(a_value(a4 + s), v, acc.s4);
-                acc.s5 = fma(a_value(a5 + s), v, acc.s5);
-                acc.s6 = fma(a_value(a6 + s), v, acc.s6);
-                acc.s7 = fma(a_value(a7 + s), v, acc.s7);
+                add(&acc, starts, (k + c) * params.a_k, v);
             }
         }
     } else {
         for (var k = work.k_first; k < work.k_end; k++) {
             let v = b_wide(b[work.b + safe * params.b_column + k * params.b_k]);
-            let s = k * params.a_k;
-            acc.s0 = fma(a_value(a0 + s), v, acc.s0);
-            acc.s1 = fma(a_value(a1 + s), v, acc.s1);
-            acc.s2 = fma(a_value(a2 + s), v, acc.s2);
-            acc.s3 = fma(a_value(a3 + s), v, acc.s3);
-            acc.s4 = fma(a_value(a4 + s), v, acc.s4);
-            acc.s5 = fma(a_value(a5 + s), v, acc.s5);
-            acc.s6 = fma(a_value(a6 + s), v, acc.s6);
-            acc.s7 = fma(a_value(a7 + s), v, acc.s7);
+            add(&acc, starts, k * params.a_k, v);
             if SUMS {
                 column_sum += v;
             }
