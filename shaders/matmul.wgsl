@@ -4,8 +4,9 @@
 //
 // What all variants share: parameters, bindings, the epilogue, and the second pass of a product whose k is split over
 // groups. The variants are matmul_subgroup.wgsl (with matmul_pack.wgsl), matmul_tile.wgsl, matmul_plain.wgsl and
-// matmul_vector.wgsl; appended to each is lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows of out are written by vec4<f32>
-// or by scalars, and one of matmul_pre.wgsl, matmul_sums.wgsl and matmul_one.wgsl, which says what the second output is.
+// matmul_vector.wgsl; appended to each is lib/elem_vec4.wgsl or lib/elem_f32.wgsl, which says whether rows of out are
+// written by vec4<f32> or by scalars, and one of matmul_pre.wgsl, matmul_sums.wgsl and matmul_one.wgsl, which says what
+// the second output is.
 // Constants: BIAS, RESIDUAL, ACTIVATION, SLOPE, SUMS, SPLIT: this is a pass over slices of k; those of the variant. Aliases
 // of what is stored: a_elem, b_elem, bias_elem, residual_elem, out_elem, of 32-bit or 16-bit floats; a_wide, b_wide and elem
 // are the same of f32, which all is computed in.
